@@ -1,0 +1,53 @@
+# The two functions that every folder uses.
+
+# sp_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one static library for one folder of src/.
+# LINK names what its headers need, PRIVATE_LINK what only its sources need.
+function(sp_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  add_library(sp_${name} STATIC ${ARG_SOURCES})
+  add_library(statepack::${name} ALIAS sp_${name})
+  target_include_directories(sp_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_link_libraries(sp_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  sp_options(sp_${name})
+  set_target_properties(sp_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+# Options of every target of ours. -ffp-contract=off: a codec's bits and the reference recurrence are
+# the same whatever instructions the compiler may use. -fno-math-errno and -fno-trapping-math only
+# let loops vectorise; they change no result.
+function(sp_options target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+    -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  if(NOT SP_SANITIZE)  # -O2 of g++ 12 hardly vectorises
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:-O3>)
+  endif()
+  if(SP_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(SP_SANITIZE)
+    string(REPLACE ";" "," sanitizers "${SP_SANITIZE}")
+    target_compile_options(${target} PRIVATE -fsanitize=${sanitizers} -fno-omit-frame-pointer
+                                             -fno-sanitize-recover=all)
+    target_link_options(${target} PUBLIC -fsanitize=${sanitizers})
+    target_compile_definitions(${target} PRIVATE SP_SANITIZED=1)
+  endif()
+endfunction()
+
+# sp_test(NAME SOURCES ... LINK ...): one GoogleTest program; ctest runs each of its tests.
+function(sp_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE SP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  sp_options(${name})
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()

@@ -1,0 +1,126 @@
+// A codec turns one head's state into packed bytes and back.
+//
+// A state X is [K][V] f32, row-major: key channels are rows, value channels are columns. The packed
+// bytes of all heads of one layer are a page; a LayerCodec is compiled for one layer (its shape, its
+// plan entry) and knows where in the page each head's codes and scales lie, which need not be one
+// run of bytes (STEPQuant keeps the scales of all heads behind all codes).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "statepack/status.hpp"
+#include "statepack/types.hpp"
+
+namespace statepack {
+
+/// What a plan says about one layer. A codec reads the fields it needs and refuses a plan that lacks
+/// them; it ignores the others.
+struct LayerPlan {
+  std::vector<std::uint8_t> bits;    ///< [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16
+  std::vector<float> row_weight;     ///< [HV*K] w of STEPQuant, finite and > 0
+  std::vector<std::uint8_t> high;    ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
+};
+
+/// Payload bytes of a page by what they hold. total() equals page_bytes() of the codec.
+struct PayloadBytes {
+  std::int64_t codes = 0;
+  std::int64_t scales = 0;        ///< row, column and group scales
+  std::int64_t zero_points = 0;
+  std::int64_t pivots = 0;        ///< values kept in half precision
+  std::int64_t compensators = 0;
+  std::int64_t padding = 0;
+  std::int64_t total() const {
+    return codes + scales + zero_points + pivots + compensators + padding;
+  }
+};
+
+/// Per-thread memory for encode and decode, so that neither allocates: sized by scratch_bytes().
+struct CodecScratch {
+  std::span<std::byte> bytes;
+};
+
+class LayerCodec {
+ public:
+  virtual ~LayerCodec() = default;
+
+  virtual const LayerShape& shape() const = 0;
+  virtual PayloadBytes payload() const = 0;
+  /// Bytes of one page, padding to its own alignment (at most 16) included.
+  std::int64_t page_bytes() const { return payload().total(); }
+  virtual std::size_t scratch_bytes() const = 0;
+
+  /// Packs X [K][V], finite, of one value head into the page; touches only this head's bytes.
+  /// `seed` feeds stochastic rounding and is ignored by deterministic codecs. Deterministic in
+  /// (X, seed): no dependence on thread, machine or earlier page contents.
+  virtual void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
+                      CodecScratch scratch) const = 0;
+  /// Restores one head. A page of zero bytes decodes to the zero state in every codec.
+  virtual void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const = 0;
+
+  /// Where the page holds this head as plain f32 [K][V] (the fp32 codec), that place; else nullptr.
+  /// A step then works in place.
+  virtual float* in_place(int head, std::uint8_t* page) const {
+    (void)head, (void)page;
+    return nullptr;
+  }
+
+  /// A codec may keep Z = M S instead of S. Then writes use M k and reads use M^-T q, M^-T k; these
+  /// give the row-major [K][K] matrices of a value head, or nullptr for the identity.
+  virtual const float* write_transform(int head) const { return (void)head, nullptr; }
+  virtual const float* read_transform(int head) const { return (void)head, nullptr; }
+};
+
+/// A codec option as users write it after a comma: `rank=2`.
+struct CodecOption {
+  std::string_view key;
+  std::string_view values;  ///< what is allowed, for help and errors: "row|column|tensor|group", "1..8"
+  std::string_view help;
+};
+
+/// How a scheme is kept unless its name says otherwise (words of scheme/scheme.hpp).
+struct SchemeDefaults {
+  int period = 1;
+  std::string_view records = "bf16";  ///< record format once period > 1
+  std::string_view phase = "handover";
+  std::string_view prefill = "once";
+};
+
+/// A codec with its argument and options: everything about it but the layer.
+struct CodecConfig {
+  const struct CodecInfo* info = nullptr;
+  std::string arg;                             ///< behind the colon, "" when the codec has none
+  std::map<std::string, std::string> options;  ///< all of the codec's options, defaults filled in
+};
+
+/// One codec of the list. Everything that others need to know about it is asked here.
+struct CodecInfo {
+  std::string_view name;  ///< word of the scheme name, tag on disk
+  std::uint16_t id;       ///< on disk; never reused
+  std::string_view help;  ///< one line
+  std::vector<std::string_view> args;  ///< allowed arguments, the first is the default; empty: none
+  std::vector<CodecOption> options;
+  /// What a plan must provide for this codec ("" = no plan): "stepquant", "pace-high". The empty
+  /// string for an argument that needs none (pace:4).
+  std::string_view (*plan_kind)(const CodecConfig&);
+  SchemeDefaults (*defaults)(const CodecConfig&);
+  /// The value an option has when not named; may depend on the argument (rank of leapquant).
+  std::string (*default_option)(std::string_view arg, std::string_view key);
+  /// Checks the option values and their combination. Errors: kInvalidArgument, kUnsupported.
+  Status (*validate)(const CodecConfig&);
+  /// Compiles the codec for a layer. `plan` is null when the codec needs none. Errors:
+  /// kUnsupported (a shape the format cannot hold), kMismatch (plan of another shape), kCorrupt.
+  Result<std::unique_ptr<LayerCodec>> (*make)(const CodecConfig&, const LayerShape&,
+                                              const LayerPlan* plan);
+};
+
+/// All codecs, in the order in which help lists them. Defined in codec/all.cc, the only list.
+std::span<const CodecInfo* const> all_codecs();
+const CodecInfo* find_codec(std::string_view name);
+
+}  // namespace statepack

@@ -1,0 +1,76 @@
+// Slots: all that running sequences own of recurrent state, allocated once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "delta/step.hpp"
+#include "scheme/layers.hpp"
+
+namespace statepack {
+
+/// An immutable copy of a slot: prefix-cache entry, save file, migration capsule. Bytes carry scheme,
+/// plan and model fingerprints, token count, valid flag, cursors and a checksum per section.
+struct Snapshot {
+  std::vector<std::byte> bytes;
+  std::int64_t n_tokens = 0;
+};
+
+struct PoolConfig {
+  std::int64_t n_slots = 0;          ///< usable slots, numbered 1..n_slots; slot 0 is the sentinel
+  std::int64_t conv_floats = 0;      ///< f32 of short-convolution history a slot, all layers
+};
+
+enum class SlotState : std::uint8_t { kFree, kUsed, kQuarantined };
+
+/// Fixed memory: n_slots + 1 slots, allocated by create() and never again. Thread-safe alloc and
+/// free; a slot's contents belong to whoever holds it.
+class StatePool {
+ public:
+  static constexpr std::int64_t kFirstValidSlot = 1;
+  /// Errors: kExhausted naming the bytes wanted and the number of slots that would fit.
+  static Result<std::unique_ptr<StatePool>> create(std::shared_ptr<const CompiledScheme> scheme,
+                                                   const PoolConfig& config);
+  ~StatePool();
+
+  const CompiledScheme& scheme() const;
+  std::int64_t n_slots() const;
+  std::int64_t n_free() const;
+  std::int64_t bytes_per_slot() const;   ///< pages + windows + cursors + conv + bookkeeping
+  std::int64_t bytes_allocated() const;  ///< of all slots, sentinel included: what was really taken
+  std::int64_t nonfinite_total() const;  ///< slots quarantined so far
+
+  /// A slot with everything zeroed: pages, windows, cursors, conv history, token count.
+  /// Errors: kExhausted.
+  Result<std::int64_t> alloc();
+  void free(std::int64_t slot);  ///< also un-quarantines
+  SlotState state(std::int64_t slot) const;
+  bool quarantined(std::int64_t slot) const;
+
+  LayerState layer(int recurrent_layer);  ///< for delta/step.hpp
+  float* conv(std::int64_t slot);         ///< conv_floats f32
+  std::int64_t n_tokens(std::int64_t slot) const;
+  void set_n_tokens(std::int64_t slot, std::int64_t n_tokens);
+
+  /// Byte copy of everything a slot owns. Errors: kInvalidArgument.
+  Status copy(std::int64_t from, std::int64_t to);
+  /// Whole slot, open window included: restoring continues bit for bit. `with_window` false asks for
+  /// an empty window (flush first) and stores payload only. Errors: kNotFinite for a quarantined
+  /// slot, kInvalidArgument for an open window without `with_window`.
+  Result<Snapshot> snapshot(std::int64_t slot, bool with_window = true) const;
+  /// Fills an allocated slot. Errors: kCorrupt (which section), kMismatch (scheme, plan or model:
+  /// both sides named).
+  Status restore(std::int64_t slot, std::span<const std::byte> snapshot);
+  Status save(std::int64_t slot, const std::string& path) const;
+  Status load(std::int64_t slot, const std::string& path);
+
+ private:
+  StatePool();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace statepack
