@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/file.hpp"
@@ -74,7 +75,8 @@ class Checkpoint {
   std::map<std::string, TensorView> tensors_;
 };
 
-/// Collects tensors (copied) and writes them sorted by name, atomically.
+/// Collects tensors (copied) and writes them atomically. The data stand by falling element size,
+/// then by name, so that every tensor is aligned; equal contents give equal bytes.
 class SafeTensorsWriter {
  public:
   void set_metadata(const std::string& key, const std::string& value);
@@ -89,6 +91,9 @@ class SafeTensorsWriter {
     std::vector<std::int64_t> shape;
     std::vector<std::byte> data;
   };
+  /// Writes length and JSON to `header`; returns the entries in the order of their data.
+  std::vector<const Entry*> layout(std::string& header) const;
+
   std::map<std::string, std::string> metadata_;
   std::map<std::string, Entry> entries_;
 };
