@@ -1,0 +1,67 @@
+#include "runtime/prompt.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace statepack {
+namespace {
+
+// U+FDD0, a code point that Unicode reserves for a program's own use inside itself: it is put into
+// whatever spells a special token, and the rendered prompt is cut there before encoding.
+constexpr std::string_view kCut = "\xEF\xB7\x90";
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at)) {
+    text.replace(at, from.size(), to);
+    at += to.size();
+  }
+}
+
+void defuse(nlohmann::json& value, const std::vector<std::string>& specials) {
+  if (value.is_string()) {
+    auto& text = value.get_ref<std::string&>();
+    replace_all(text, kCut, "\xEF\xBF\xBD");
+    for (const std::string& special : specials) {
+      if (special.size() < 2) continue;
+      // Behind the first character, which may have several bytes.
+      std::size_t n_first = 1;
+      while (n_first < special.size() &&
+             (static_cast<unsigned char>(special[n_first]) & 0xC0) == 0x80) {
+        ++n_first;
+      }
+      if (n_first == special.size()) continue;
+      std::string cut = special;
+      cut.insert(n_first, kCut);
+      replace_all(text, special, cut);
+    }
+  } else if (value.is_structured()) {
+    for (auto& item : value) defuse(item, specials);
+  }
+}
+
+}  // namespace
+
+Result<std::vector<std::int32_t>> encode_chat(const Tokenizer& tokenizer,
+                                              const ChatTemplate& chat_template,
+                                              const nlohmann::json& messages,
+                                              const nlohmann::json& variables) {
+  std::vector<std::string> specials;
+  for (std::int32_t id = 0; id < tokenizer.n_tokens(); ++id) {
+    if (tokenizer.is_special(id)) specials.emplace_back(tokenizer.token_bytes(id));
+  }
+  nlohmann::json safe = messages;
+  defuse(safe, specials);
+  SP_ASSIGN_OR_RETURN(const std::string text, chat_template.render(safe, true, variables));
+
+  std::vector<std::int32_t> tokens;
+  std::size_t begin = 0;
+  for (;;) {
+    const std::size_t cut = text.find(kCut, begin);
+    const std::string_view piece = std::string_view(text).substr(begin, cut - begin);
+    const std::vector<std::int32_t> ids = tokenizer.encode(piece, true);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    if (cut == std::string::npos) return tokens;
+    begin = cut + kCut.size();
+  }
+}
+
+}  // namespace statepack
