@@ -1,5 +1,6 @@
 #include "codec/options.hpp"
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/check.hpp"
@@ -40,13 +41,12 @@ Result<int> int_option(const CodecConfig& config, std::string_view key, int lo, 
   int number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   // The printed form must be the only one, so that a scheme has one name: no "032".
-  const bool whole = error == std::errc() && end == value.data() + value.size() &&
-                     std::to_string(number) == value;
+  const bool whole =
+      error == std::errc() && end == value.data() + value.size() && std::to_string(number) == value;
   if (!whole || number < lo || number > hi) {
-    return Status(Code::kInvalidArgument,
-                  codec_label(config) + ": " + std::string(key) + "=" + value +
-                      " is not allowed; give a whole number from " + std::to_string(lo) + " to " +
-                      std::to_string(hi));
+    return Status(Code::kInvalidArgument, codec_label(config) + ": " + std::string(key) + "=" +
+                                              value + " is not allowed; give a whole number from " +
+                                              std::to_string(lo) + " to " + std::to_string(hi));
   }
   return number;
 }

@@ -13,7 +13,8 @@ static_assert(std::endian::native == std::endian::little, "codes are packed thro
 
 constexpr std::uint64_t every_byte(std::uint64_t byte) { return byte * 0x0101010101010101u; }
 
-// Eight codes, one a byte, to 8*B bits and back: the gaps between bytes, then pairs, then quads close.
+// Eight codes, one a byte, to 8*B bits and back: the gaps between bytes, then pairs, then quads
+// close.
 template <int B>
 inline std::uint64_t squeeze(std::uint64_t x) {
   constexpr int kGap = 8 - B;
@@ -93,18 +94,26 @@ SP_CLONES void unpack_nibbles(const std::uint8_t* __restrict in, std::int64_t n_
 template <bool kSigned>
 void unpack(const std::uint8_t* in, std::int64_t n, int bits, std::uint8_t* codes) {
   switch (bits) {
-    case 2: return unpack_words<2, kSigned>(in, n, codes);
-    case 3: return unpack_words<3, kSigned>(in, n, codes);
+    case 2:
+      return unpack_words<2, kSigned>(in, n, codes);
+    case 3:
+      return unpack_words<3, kSigned>(in, n, codes);
     case 4: {
       const std::int64_t even = n & ~std::int64_t{1};
       unpack_nibbles(in, even / 2, kSigned ? 8 : 0, codes);
       return unpack_words<4, kSigned>(in + even / 2, n - even, codes + even);
     }
-    case 5: return unpack_words<5, kSigned>(in, n, codes);
-    case 6: return unpack_words<6, kSigned>(in, n, codes);
-    case 7: return unpack_words<7, kSigned>(in, n, codes);
-    case 8: std::memcpy(codes, in, static_cast<std::size_t>(n)); return;
-    default: SP_CHECK(false, "codes have 2 to 8 bits");
+    case 5:
+      return unpack_words<5, kSigned>(in, n, codes);
+    case 6:
+      return unpack_words<6, kSigned>(in, n, codes);
+    case 7:
+      return unpack_words<7, kSigned>(in, n, codes);
+    case 8:
+      std::memcpy(codes, in, static_cast<std::size_t>(n));
+      return;
+    default:
+      SP_CHECK(false, "codes have 2 to 8 bits");
   }
 }
 
@@ -112,18 +121,26 @@ void unpack(const std::uint8_t* in, std::int64_t n, int bits, std::uint8_t* code
 
 void pack_codes(const std::uint8_t* codes, std::int64_t n, int bits, std::uint8_t* out) {
   switch (bits) {
-    case 2: return pack_words<2>(codes, n, out);
-    case 3: return pack_words<3>(codes, n, out);
+    case 2:
+      return pack_words<2>(codes, n, out);
+    case 3:
+      return pack_words<3>(codes, n, out);
     case 4: {
       const std::int64_t even = n & ~std::int64_t{1};
       pack_nibbles(codes, even / 2, out);
       return pack_words<4>(codes + even, n - even, out + even / 2);
     }
-    case 5: return pack_words<5>(codes, n, out);
-    case 6: return pack_words<6>(codes, n, out);
-    case 7: return pack_words<7>(codes, n, out);
-    case 8: std::memcpy(out, codes, static_cast<std::size_t>(n)); return;
-    default: SP_CHECK(false, "codes have 2 to 8 bits");
+    case 5:
+      return pack_words<5>(codes, n, out);
+    case 6:
+      return pack_words<6>(codes, n, out);
+    case 7:
+      return pack_words<7>(codes, n, out);
+    case 8:
+      std::memcpy(out, codes, static_cast<std::size_t>(n));
+      return;
+    default:
+      SP_CHECK(false, "codes have 2 to 8 bits");
   }
 }
 

@@ -21,14 +21,27 @@ inline float clamp_to(float x, float lo, float hi) {
   return above < hi ? above : hi;
 }
 
+/// The f16 bits of a magnitude in [0, 65504], rounded to nearest, ties to even.
+inline std::uint32_t magnitude_to_f16(float x) {
+  const std::uint32_t a = std::bit_cast<std::uint32_t>(x);
+  // Below 2^-14 halves are multiples of 2^-24: adding 1/2 leaves exactly those bits of an f32.
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(x + 0.5f) - 0x3f000000u;
+  const std::uint32_t normal = (a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u) >> 13;
+  return a < 0x38800000u ? subnormal : normal;
+}
+
+/// The f16 bits of any finite value, beyond +-65504 the largest half.
+inline std::uint16_t saturate_to_f16(float x) {
+  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
+  const float magnitude = std::bit_cast<float>(u & 0x7fffffffu);
+  const std::uint32_t sign = (u >> 16) & 0x8000u;
+  return static_cast<std::uint16_t>(
+      magnitude_to_f16(magnitude < kMaxScale ? magnitude : kMaxScale) | sign);
+}
+
 /// The f16 bits of a scale: clamped to [2^-24, 65504], then rounded to nearest, ties to even.
 inline std::uint16_t encode_scale(float x) {
-  const float c = clamp_to(x, kMinScale, kMaxScale);
-  const std::uint32_t a = std::bit_cast<std::uint32_t>(c);
-  // Below 2^-14 halves are multiples of 2^-24: adding 1/2 leaves exactly those bits of an f32.
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(c + 0.5f) - 0x3f000000u;
-  const std::uint32_t normal = (a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u) >> 13;
-  return static_cast<std::uint16_t>(a < 0x38800000u ? subnormal : normal);
+  return static_cast<std::uint16_t>(magnitude_to_f16(clamp_to(x, kMinScale, kMaxScale)));
 }
 
 /// The value that a stored scale has: quantise with this, never with the scale before rounding.
