@@ -1,5 +1,6 @@
 #include "codec/pack.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -60,18 +61,23 @@ void pack_words(const std::uint8_t* codes, std::int64_t n, std::uint8_t* out) {
 
 template <int B, bool kSigned>
 void unpack_words(const std::uint8_t* in, std::int64_t n, std::uint8_t* codes) {
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8, in += B, codes += 8) {
-    std::uint64_t x = 0;
-    std::memcpy(&x, in, B);
-    x = spread<B, kSigned>(x);
+  // Whole words are read as long as the run lasts: assembling B bytes in memory would cost a
+  // stalled load each time.
+  const std::uint8_t* const end = in + packed_bytes(n, B);
+  constexpr std::uint64_t kUsed = ~std::uint64_t{0} >> (64 - 8 * B);
+  for (; end - in >= 8; in += B, codes += 8, n -= 8) {
+    std::uint64_t x;
+    std::memcpy(&x, in, 8);
+    x = spread<B, kSigned>(x & kUsed);
     std::memcpy(codes, &x, 8);
   }
-  if (i < n) {
+  while (n > 0) {
+    const std::int64_t count = std::min<std::int64_t>(n, 8);
     std::uint64_t x = 0;
-    std::memcpy(&x, in, static_cast<std::size_t>(packed_bytes(n - i, B)));
+    std::memcpy(&x, in, static_cast<std::size_t>(packed_bytes(count, B)));
     x = spread<B, kSigned>(x);
-    std::memcpy(codes, &x, static_cast<std::size_t>(n - i));
+    std::memcpy(codes, &x, static_cast<std::size_t>(count));
+    in += B, codes += count, n -= count;
   }
 }
 
