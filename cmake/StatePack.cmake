@@ -2,6 +2,7 @@
 
 # sp_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one static library for one folder of src/.
 # LINK names what its headers need, PRIVATE_LINK what only its sources need.
+define_property(GLOBAL PROPERTY SP_LIBRARIES BRIEF_DOCS "All libraries of ours, ground first.")
 function(sp_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   add_library(sp_${name} STATIC ${ARG_SOURCES})
@@ -10,9 +11,13 @@ function(sp_library name)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  # Header-only, so programs that link the installed library need not have it.
+  list(TRANSFORM ARG_PRIVATE_LINK REPLACE "^nlohmann_json::.*" "$<BUILD_INTERFACE:\\0>")
   target_link_libraries(sp_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   sp_options(sp_${name})
-  set_target_properties(sp_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(sp_${name} PROPERTIES
+    OUTPUT_NAME statepack_${name} EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  set_property(GLOBAL APPEND PROPERTY SP_LIBRARIES sp_${name})
 endfunction()
 
 # Options of every target of ours. -ffp-contract=off: a codec's bits and the reference recurrence are
@@ -35,6 +40,10 @@ function(sp_options target)
                                              -fno-sanitize-recover=all)
     target_link_options(${target} PUBLIC -fsanitize=${sanitizers})
     target_compile_definitions(${target} PRIVATE SP_SANITIZED=1)
+  endif()
+  if(SP_BUILD_FUZZ)  # coverage counters for libFuzzer; its main comes with sp_fuzz
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+    target_link_options(${target} PUBLIC -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
 
