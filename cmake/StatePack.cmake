@@ -47,9 +47,11 @@ function(sp_options target)
   endif()
 endfunction()
 
-# sp_test(NAME SOURCES ... LINK ...): one GoogleTest program; ctest runs each of its tests.
+# sp_test(NAME SOURCES ... LINK ... [TIMEOUT s] [THREADS]): one GoogleTest program and one entry of
+# ctest. THREADS marks a test whose threads share data: ThreadSanitizer runs those (target and label
+# "threads").
 function(sp_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "THREADS" "TIMEOUT" "SOURCES;LINK" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -59,4 +61,11 @@ function(sp_test name)
   sp_options(${name})
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_THREADS)
+    set_tests_properties(${name} PROPERTIES LABELS threads)
+    if(NOT TARGET threads)
+      add_custom_target(threads)
+    endif()
+    add_dependencies(threads ${name})
+  endif()
 endfunction()

@@ -165,6 +165,18 @@ TEST(SafeTensors, RefusesEveryBrokenFileWithOneClearSentence) {
   }
 }
 
+TEST(SafeTensors, HeaderIsBoundedWhateverTheFileHolds) {
+  const TemporaryFolder folder;
+  const std::uint64_t n_header = 100'000'001;
+  std::string start(8, '\0');
+  std::memcpy(start.data(), &n_header, 8);
+  folder.put("big", start);
+  std::filesystem::resize_file(folder / "big", n_header + 8);  // sparse
+  EXPECT_EQ(SafeTensors::open(folder / "big").status().message(),
+            folder / "big" + ": the header claims 100000001 bytes; at most 100000000 are possible" +
+                kDamaged);
+}
+
 TEST(SafeTensors, EveryTruncationIsRefused) {
   SafeTensorsWriter writer;
   writer.set_metadata("format", "pt");
@@ -362,6 +374,8 @@ TEST(Checkpoint, RefusesBrokenIndexes) {
        "tensor 'w' is in '/etc/passwd'" + trust},
       {R"({"weight_map":{"w":"sub/m-1.safetensors"}})", Code::kCorrupt,
        "tensor 'w' is in 'sub/m-1.safetensors'" + trust},
+      {R"({"weight_map":{"w":".hidden"}})", Code::kCorrupt, "tensor 'w' is in '.hidden'" + trust},
+      {R"({"weight_map":{"w":"a..b"}})", Code::kCorrupt, "tensor 'w' is in 'a..b'" + trust},
       {R"({"weight_map":{"w":".."}})", Code::kCorrupt, "tensor 'w' is in '..'" + trust},
       {R"({"weight_map":{"w":""}})", Code::kCorrupt, "tensor 'w' is in ''" + trust},
       {R"({"weight_map":{"w":"m\u0000.safetensors"}})", Code::kCorrupt,
