@@ -3,14 +3,16 @@
 #include "codec/dsq/dsq.hpp"
 #include "codec/fp32/fp32.hpp"
 #include "codec/int/int.hpp"
+#include "codec/leapquant/leapquant.hpp"
 #include "codec/pace/pace.hpp"
+#include "codec/stepquant/stepquant.hpp"
 
 namespace statepack {
 namespace {
 
 constexpr const CodecInfo* kAll[] = {
-    &kFp32Info, &kBf16Info, &kFp16Info, &kInt8Info, &kInt6Info,
-    &kInt5Info, &kInt4Info, &kDsqInfo,  &kPaceInfo,
+    &kFp32Info, &kBf16Info, &kFp16Info,      &kInt8Info,      &kInt6Info, &kInt5Info,
+    &kInt4Info, &kDsqInfo,  &kStepquantInfo, &kLeapquantInfo, &kPaceInfo,
 };
 
 }  // namespace

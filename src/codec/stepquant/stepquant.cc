@@ -1,0 +1,481 @@
+#include "codec/stepquant/stepquant.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "codec/options.hpp"
+#include "codec/pack.hpp"
+#include "codec/quantise.hpp"
+#include "codec/scale.hpp"
+#include "codec/scratch.hpp"
+#include "codec/stepquant/fit.hpp"
+
+namespace statepack {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "pages hold little-endian halves");
+
+constexpr int kPivotBits = 16;
+constexpr float kMinMean = 1e-20f;  // floor of m
+constexpr float kMinDen = 1e-30f;   // floor of den
+// Weights have geometric mean 1 and come from the eighth root of a row impact; beyond this range
+// they can only be damage, and (w r n)^2 would leave the range of f32.
+constexpr float kMaxWeight = 0x1p20f;
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+constexpr bool is_width(int bits) {
+  return bits == 2 || bits == 4 || bits == 6 || bits == 8 || bits == kPivotBits;
+}
+
+// Q of the integer codes.
+constexpr float peak_code(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
+
+// Codes are laid in whole periods: the fewest that fill whole bytes.
+constexpr std::int64_t run_bytes(int bits, std::int64_t n) {
+  if (bits == kPivotBits) return 2 * n;
+  const std::int64_t period = bits == 8 ? 1 : bits == 4 ? 2 : 4;
+  return ceil_div(n, period) * period * bits / 8;
+}
+
+constexpr std::int64_t kRunSlack = 8;  // to fill a run: at most 3 codes of 6 bits
+
+constexpr std::int64_t even(std::int64_t n) { return n + (n & 1); }
+
+void read_halves(const std::uint8_t* stored, std::int64_t n, std::uint16_t* half, float* value) {
+  std::memcpy(half, stored, static_cast<std::size_t>(2 * n));
+  load_scales(half, n, value);
+}
+
+// Constant sizes become single moves.
+template <std::size_t kBytes>
+void scatter_runs(const std::uint8_t* run, int n, std::int64_t stride, std::uint8_t* to) {
+  for (int t = 0; t < n; ++t) std::memcpy(to + t * stride, run + t * kBytes, kBytes);
+}
+template <std::size_t kBytes>
+void gather_runs(const std::uint8_t* from, int n, std::int64_t stride, std::uint8_t* run) {
+  for (int t = 0; t < n; ++t) std::memcpy(run + t * kBytes, from + t * stride, kBytes);
+}
+
+std::string row_name(int head, int i) {
+  return "row " + std::to_string(i) + " of head " + std::to_string(head);
+}
+
+}  // namespace
+
+// What encode and decode work in, and what dump() reads with.
+struct StepquantCodec::Arrays {
+  float* y;             // [K][V]
+  float* r;             // [row scales of a head]
+  float* peak;          // [4][V], one row for each width
+  float* c;             // [V]
+  float* num;           // [V]
+  float* den;           // [V]
+  std::uint8_t* u;      // [V]
+  std::uint8_t* run;    // all runs of a row
+  std::uint16_t* half;  // [V], or the row scales of a head that is read
+  std::uint16_t* rows;  // [row scales of a head] as stored
+
+  // `take` hands out an array of so many values, or counts it.
+  template <class Take>
+  Arrays(const StepquantCodec& codec, Take&& take) {
+    const std::int64_t K = codec.shape_.K, V = codec.shape_.V;
+    const std::int64_t n_row_scales = K * ceil_div(V, codec.group_);
+    take(y, K * V);
+    take(r, n_row_scales);
+    take(peak, 4 * V);
+    take(c, V);
+    take(num, V);
+    take(den, V);
+    take(u, V);
+    take(run, 2 * V + kRunSlack);
+    take(half, std::max(V, n_row_scales));
+    take(rows, n_row_scales);
+  }
+  Arrays(const StepquantCodec& codec, CodecScratch scratch)
+      : Arrays(codec, [cursor = ScratchCursor(scratch)]<class T>(
+                          T*& array, std::int64_t n) mutable { array = cursor.take<T>(n); }) {}
+};
+
+Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape,
+                                                         const LayerPlan* plan, int group) {
+  const int K = shape.K, V = shape.V, HV = shape.n_value_heads;
+  if (plan == nullptr) {
+    return Status(
+        Code::kMismatch,
+        "stepquant needs a plan; make one with `statepack calibrate` and name it with --plan");
+  }
+  const std::size_t n_rows = static_cast<std::size_t>(HV) * static_cast<std::size_t>(K);
+  if (plan->bits.size() != n_rows || plan->row_weight.size() != n_rows) {
+    return Status(Code::kMismatch, "the stepquant plan has " + std::to_string(plan->bits.size()) +
+                                       " widths and " + std::to_string(plan->row_weight.size()) +
+                                       " weights for a layer of " + std::to_string(HV) +
+                                       " heads x " + std::to_string(K) +
+                                       " rows; calibrate this model");
+  }
+
+  const bool scalar = shape.gate == Gate::kScalar;
+  std::unique_ptr<StepquantCodec> codec(new StepquantCodec);
+  codec->shape_ = shape;
+  codec->tile_ = std::min(scalar ? 16 : 4, V);
+  codec->n_full_tiles_ = V / codec->tile_;
+  codec->last_tile_ = V % codec->tile_;
+  codec->group_ = std::min(group, V);
+  codec->heads_.resize(static_cast<std::size_t>(HV));
+  codec->rows_.resize(n_rows);
+
+  PayloadBytes& payload = codec->payload_;
+  std::int64_t cursor = 0;
+  for (int h = 0; h < HV; ++h) {
+    Head& head = codec->heads_[static_cast<std::size_t>(h)];
+    head.codes = cursor;
+    std::int64_t tile_bytes = 0, last_bytes = 0, held_bytes = 0;
+    for (int i = 0; i < K; ++i) {
+      const std::size_t at =
+          static_cast<std::size_t>(h) * static_cast<std::size_t>(K) + static_cast<std::size_t>(i);
+      Row& row = codec->rows_[at];
+      row.bits = plan->bits[at];
+      row.weight = plan->row_weight[at];
+      if (!is_width(row.bits)) {
+        return Status(Code::kCorrupt, "the stepquant plan gives " + row_name(h, i) + " " +
+                                          std::to_string(row.bits) +
+                                          " bits; stepquant knows 2, 4, 6, 8 and 16");
+      }
+      if (!(row.weight >= 1 / kMaxWeight && row.weight <= kMaxWeight)) {
+        return Status(Code::kCorrupt, "the stepquant plan gives " + row_name(h, i) +
+                                          " the weight " + std::to_string(row.weight) +
+                                          "; weights lie between 2^-20 and 2^20, with mean 1");
+      }
+      if (scalar &&
+          row.bits != plan->bits[static_cast<std::size_t>(h) * static_cast<std::size_t>(K)]) {
+        return Status(Code::kCorrupt, "the stepquant plan has mixed rows in head " +
+                                          std::to_string(h) +
+                                          ": with one gate a head all its rows have one width");
+      }
+      const bool pivot = row.bits == kPivotBits;
+      head.signed_magnitude = scalar && row.bits == 2;
+      if (pivot) {
+        tile_bytes = even(tile_bytes);
+        last_bytes = even(last_bytes);
+      } else {
+        row.scale = head.n_row_scales;
+        head.n_row_scales += codec->groups(h);
+      }
+      row.offset = static_cast<std::int32_t>(tile_bytes);
+      row.last_offset = static_cast<std::int32_t>(last_bytes);
+      tile_bytes += run_bytes(row.bits, codec->tile_);
+      last_bytes += run_bytes(row.bits, codec->last_tile_);
+      const std::int64_t row_bytes = codec->n_full_tiles_ * run_bytes(row.bits, codec->tile_) +
+                                     run_bytes(row.bits, codec->last_tile_);
+      held_bytes += row_bytes;
+      (pivot ? payload.pivots : payload.codes) += row_bytes;
+    }
+    head.stride = even(tile_bytes);
+    head.code_bytes = codec->n_full_tiles_ * head.stride + even(last_bytes);
+    head.padded = head.code_bytes != held_bytes;
+    payload.padding += head.code_bytes - held_bytes;
+    cursor += head.code_bytes;
+  }
+  for (Head& head : codec->heads_) {
+    head.rows = cursor;
+    cursor += 2 * head.n_row_scales;
+  }
+  for (Head& head : codec->heads_) {
+    head.columns = cursor;
+    cursor += head.n_row_scales > 0 ? 2 * std::int64_t{V} : 0;
+  }
+  payload.scales = cursor - codec->heads_.front().rows;
+  SP_CHECK(payload.total() == cursor, "stepquant counts every byte of its page");
+  return std::unique_ptr<LayerCodec>(std::move(codec));
+}
+
+int StepquantCodec::groups(int head) const {
+  const bool grouped = heads_[static_cast<std::size_t>(head)].signed_magnitude;
+  return grouped ? static_cast<int>(ceil_div(shape_.V, group_)) : 1;
+}
+
+std::int64_t StepquantCodec::run_offset(int head, int i, int tile_begin) const {
+  const Head& h = heads_[static_cast<std::size_t>(head)];
+  const int t = tile_begin / tile_;
+  return h.codes + t * h.stride +
+         (t < n_full_tiles_ ? row(head, i).offset : row(head, i).last_offset);
+}
+
+std::size_t StepquantCodec::scratch_bytes() const {
+  ScratchSize size;
+  Arrays(*this, [&]<class T>(T*&, std::int64_t n) { size.add<T>(n); });
+  return size.n_bytes();
+}
+
+void StepquantCodec::scatter(const Head& head, const Row& row, const std::uint8_t* run,
+                             std::uint8_t* page) const {
+  const std::int64_t n_bytes = run_bytes(row.bits, tile_);
+  std::uint8_t* to = page + head.codes + row.offset;
+  switch (n_bytes) {
+    case 1:
+      scatter_runs<1>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 2:
+      scatter_runs<2>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 3:
+      scatter_runs<3>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 4:
+      scatter_runs<4>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 8:
+      scatter_runs<8>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 12:
+      scatter_runs<12>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 16:
+      scatter_runs<16>(run, n_full_tiles_, head.stride, to);
+      break;
+    case 32:
+      scatter_runs<32>(run, n_full_tiles_, head.stride, to);
+      break;
+    default:  // a state narrower than a tile has one tile
+      std::memcpy(to, run, static_cast<std::size_t>(n_bytes));
+  }
+  if (last_tile_ > 0) {
+    std::memcpy(page + head.codes + n_full_tiles_ * head.stride + row.last_offset,
+                run + n_full_tiles_ * n_bytes,
+                static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
+  }
+}
+
+void StepquantCodec::gather(const Head& head, const Row& row, const std::uint8_t* page,
+                            std::uint8_t* run) const {
+  const std::int64_t n_bytes = run_bytes(row.bits, tile_);
+  const std::uint8_t* from = page + head.codes + row.offset;
+  switch (n_bytes) {
+    case 1:
+      gather_runs<1>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 2:
+      gather_runs<2>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 3:
+      gather_runs<3>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 4:
+      gather_runs<4>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 8:
+      gather_runs<8>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 12:
+      gather_runs<12>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 16:
+      gather_runs<16>(from, n_full_tiles_, head.stride, run);
+      break;
+    case 32:
+      gather_runs<32>(from, n_full_tiles_, head.stride, run);
+      break;
+    default:
+      std::memcpy(run, from, static_cast<std::size_t>(n_bytes));
+  }
+  if (last_tile_ > 0) {
+    std::memcpy(run + n_full_tiles_ * n_bytes,
+                page + head.codes + n_full_tiles_ * head.stride + row.last_offset,
+                static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
+  }
+}
+
+void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
+                            CodecScratch scratch) const {
+  const int K = shape_.K, V = shape_.V;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  const Arrays a(*this, scratch);
+  if (head.padded) {
+    std::memset(page + head.codes, 0, static_cast<std::size_t>(head.code_bytes));
+  }
+
+  // n_i = 2^(8 - b_i) with a gate per channel, else 1.
+  const auto norm = [&](const Row& row) {
+    return shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
+  };
+  const int n_groups = groups(h);
+  const int width = n_groups == 1 ? V : group_;  // columns that share a row scale
+  const auto for_each_group = [&](auto&& body) {
+    for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
+      body(g, begin, std::min(width, V - begin));
+    }
+  };
+
+  // 1  r_i = h16( sqrt( max(m_i, 1e-20) / w_i ) )
+  // 2  Y_ij = X_ij / (r_i n_i);  and max |Y_ij| over the rows of each width
+  std::fill_n(a.peak, 4 * std::int64_t{V}, 0.0f);
+  for (int i = 0; i < K; ++i) {
+    const Row& row = this->row(h, i);
+    const float* x = X + std::int64_t{i} * V;
+    if (row.bits == kPivotBits) {
+      stepquant::saturate(x, V, a.half);
+      std::memcpy(a.run, a.half, static_cast<std::size_t>(2 * V));
+      scatter(head, row, a.run, page);
+      continue;
+    }
+    float* y = a.y + std::int64_t{i} * V;
+    float* peak = a.peak + std::int64_t{row.bits / 2 - 1} * V;
+    for_each_group([&](int g, int begin, int n) {
+      const float m = stepquant::mean_abs(x + begin, n);
+      const std::uint16_t stored = encode_scale(std::sqrt(std::max(m, kMinMean) / row.weight));
+      a.rows[row.scale + g] = stored;
+      const float r = f16_to_f32(stored);
+      a.r[row.scale + g] = r;
+      stepquant::normalise(x + begin, n, r * norm(row), y + begin, peak + begin);
+    });
+  }
+  if (head.n_row_scales == 0) return;
+  std::memcpy(page + head.rows, a.rows, static_cast<std::size_t>(2 * head.n_row_scales));
+
+  // 3  c0_j = h16( max_i |Y_ij| / Q_i )
+  for (int j = 0; j < V; ++j) {
+    float c0 = 0;
+    for (int w = 0; w < 4; ++w) {
+      const float Q = w == 0 && head.signed_magnitude ? 3.0f : peak_code(2 * w + 2);
+      c0 = std::max(c0, a.peak[std::int64_t{w} * V + j] / Q);
+    }
+    a.c[j] = h16(c0);
+  }
+
+  // 4  z_ij = enc(Y_ij / c0_j)
+  // 5  num_j = sum_i (w_i r_i n_i)^2 z_ij Y_ij,  den_j = sum_i (w_i r_i n_i)^2 z_ij^2
+  std::fill_n(a.num, V, 0.0f);
+  std::fill_n(a.den, V, 0.0f);
+  for (int i = 0; i < K; ++i) {
+    const Row& row = this->row(h, i);
+    if (row.bits == kPivotBits) continue;
+    const float* y = a.y + std::int64_t{i} * V;
+    for_each_group([&](int g, int begin, int n) {
+      const float wrn = row.weight * (a.r[row.scale + g] * norm(row));
+      if (head.signed_magnitude) {
+        stepquant::accumulate_signed(y + begin, a.c + begin, n, wrn * wrn, a.num + begin,
+                                     a.den + begin);
+      } else {
+        stepquant::accumulate(y, a.c, n, peak_code(row.bits), wrn * wrn, a.num, a.den);
+      }
+    });
+  }
+  //    c_j = den_j > 0 ? h16( num_j / max(den_j, 1e-30) ) : c0_j
+  for (int j = 0; j < V; ++j) {
+    const float c = a.den[j] > 0 ? a.num[j] / std::max(a.den[j], kMinDen) : a.c[j];
+    a.half[j] = encode_scale(c);
+    a.c[j] = f16_to_f32(a.half[j]);
+  }
+  std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+
+  // 6  z_ij = enc(Y_ij / c_j)
+  for (int i = 0; i < K; ++i) {
+    const Row& row = this->row(h, i);
+    if (row.bits == kPivotBits) continue;
+    const float* y = a.y + std::int64_t{i} * V;
+    if (head.signed_magnitude) {
+      stepquant::encode_signed(y, a.c, V, a.u);
+    } else {
+      stepquant::encode(y, a.c, V, peak_code(row.bits), a.u);
+    }
+    std::memset(a.run + packed_bytes(V, row.bits), 0, kRunSlack);  // fills the last run's period
+    pack_codes(a.u, V, row.bits, a.run);
+    scatter(head, row, a.run, page);
+  }
+}
+
+void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch scratch) const {
+  const int K = shape_.K, V = shape_.V;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  const Arrays a(*this, scratch);
+  if (head.n_row_scales > 0) {
+    read_halves(page + head.rows, head.n_row_scales, a.half, a.r);
+    read_halves(page + head.columns, V, a.half, a.c);
+  }
+  const int n_groups = groups(h);
+  const int width = n_groups == 1 ? V : group_;
+  for (int i = 0; i < K; ++i) {
+    const Row& row = this->row(h, i);
+    float* x = X + std::int64_t{i} * V;
+    gather(head, row, page, a.run);
+    if (row.bits == kPivotBits) {
+      read_halves(a.run, V, a.half, x);
+      continue;
+    }
+    // Shat_ij = r_i c_j n_i z_ij
+    unpack_codes(a.run, V, row.bits, a.u);
+    const float n_i =
+        shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
+    const float step = head.signed_magnitude ? 2.0f : 1.0f;
+    const float offset = head.signed_magnitude ? 3.0f : peak_code(row.bits);
+    for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
+      const int n = std::min(width, V - begin);
+      const float r = a.r[row.scale + g];
+      if (r == 0.0f) {  // a page of zeros; the product would be -0
+        std::fill_n(x + begin, n, 0.0f);
+      } else {
+        stepquant::restore(a.u + begin, a.c + begin, n, r * n_i, step, offset, x + begin);
+      }
+    }
+  }
+}
+
+StepquantCodec::Dump StepquantCodec::dump(int h, const std::uint8_t* page) const {
+  const int K = shape_.K, V = shape_.V;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  std::vector<std::byte> bytes(scratch_bytes());
+  const Arrays a(*this, CodecScratch{bytes});
+  Dump dump;
+  dump.z.resize(static_cast<std::size_t>(std::int64_t{K} * V));
+  dump.r.resize(static_cast<std::size_t>(std::int64_t{K} * groups(h)));
+  std::vector<float> r(static_cast<std::size_t>(head.n_row_scales));
+  read_halves(page + head.rows, head.n_row_scales, a.half, r.data());
+  if (head.n_row_scales > 0) {
+    dump.c.resize(static_cast<std::size_t>(V));
+    read_halves(page + head.columns, V, a.half, dump.c.data());
+  }
+  for (int i = 0; i < K; ++i) {
+    const Row& row = this->row(h, i);
+    if (row.bits == kPivotBits) continue;
+    gather(head, row, page, a.run);
+    unpack_codes(a.run, V, row.bits, a.u);
+    for (int j = 0; j < V; ++j) {
+      dump.z[static_cast<std::size_t>(std::int64_t{i} * V + j)] =
+          head.signed_magnitude ? 2 * a.u[j] - 3 : a.u[j] - static_cast<int>(peak_code(row.bits));
+    }
+    std::copy_n(r.begin() + row.scale, groups(h), dump.r.begin() + std::int64_t{i} * groups(h));
+  }
+  return dump;
+}
+
+namespace {
+
+constexpr int kMaxGroup = 65536;
+
+Result<int> group_option(const CodecConfig& config) {
+  return int_option(config, "group", 1, kMaxGroup);
+}
+
+}  // namespace
+
+const CodecInfo kStepquantInfo = {
+    .name = "stepquant",
+    .id = 10,
+    .help = "planned width and weight a key row, fitted row and column scales",
+    .args = {"6", "8", "4"},
+    .options = {{"group", "1..65536", "columns that share a row scale in 2-bit heads"}},
+    .plan_kind = [](const CodecConfig&) -> std::string_view { return "stepquant"; },
+    .defaults = [](const CodecConfig&) { return SchemeDefaults{}; },
+    .default_option = [](std::string_view, std::string_view) { return std::string("32"); },
+    .validate = [](const CodecConfig& config) { return group_option(config).status(); },
+    .make = [](const CodecConfig& config, const LayerShape& shape,
+               const LayerPlan* plan) -> Result<std::unique_ptr<LayerCodec>> {
+      SP_RETURN_IF_ERROR(check_shape(config, shape));
+      SP_ASSIGN_OR_RETURN(const int group, group_option(config));
+      return StepquantCodec::make(shape, plan, group);
+    },
+};
+
+}  // namespace statepack
