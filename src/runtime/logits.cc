@@ -81,6 +81,26 @@ double exp_sum_lanes(const float* x, std::size_t n, float shift, float scale, fl
   return sum[0];
 }
 
+SP_CLONES
+double weighted_difference_lanes(const float* w, const float* a, const float* b, std::size_t n) {
+  double sum[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::size_t l = 0; l < kLanes; ++l) {
+      sum[l] += static_cast<double>(w[i + l]) *
+                (static_cast<double>(a[i + l]) - static_cast<double>(b[i + l]));
+    }
+  }
+  for (std::size_t l = 0; i + l < n; ++l) {
+    sum[l] += static_cast<double>(w[i + l]) *
+              (static_cast<double>(a[i + l]) - static_cast<double>(b[i + l]));
+  }
+  for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
+    for (std::size_t l = 0; l < width; ++l) sum[l] += sum[l + width];
+  }
+  return sum[0];
+}
+
 }  // namespace
 
 LogitPeak peak(std::span<const float> logits) {
@@ -99,6 +119,11 @@ LogitPeak peak(std::span<const float> logits) {
 
 double exp_sum(std::span<const float> logits, float shift, float scale, float* out) {
   return exp_sum_lanes(logits.data(), logits.size(), shift, scale, out);
+}
+
+double weighted_difference(std::span<const float> weights, std::span<const float> a,
+                           std::span<const float> b) {
+  return weighted_difference_lanes(weights.data(), a.data(), b.data(), weights.size());
 }
 
 }  // namespace statepack

@@ -19,4 +19,8 @@ LogitPeak peak(std::span<const float> logits);
 /// positive, and below -87 gives 0. Returns the sum. `out` may be `logits`.
 double exp_sum(std::span<const float> logits, float shift, float scale, float* out);
 
+/// sum_i weights[i] * (a[i] - b[i]), f64; all of one length.
+double weighted_difference(std::span<const float> weights, std::span<const float> a,
+                           std::span<const float> b);
+
 }  // namespace statepack

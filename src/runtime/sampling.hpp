@@ -20,8 +20,8 @@ struct SamplingParams {
   float min_p = 0;        ///< keep tokens of at least this share of the best one's probability
   float repetition_penalty = 1;  ///< divides (positive) or multiplies (negative) logits of tokens
                                  ///< seen in prompt or reply
-  float presence_penalty = 0;   ///< subtracted once for each token seen in the reply
-  float frequency_penalty = 0;  ///< subtracted for each time it was seen in the reply
+  float presence_penalty = 0;    ///< subtracted once for each token seen in the reply
+  float frequency_penalty = 0;   ///< subtracted for each time it was seen in the reply
   std::uint64_t seed = 0;
   std::uint64_t sequence = 0;  ///< tells several answers to one prompt apart under one seed
   std::int64_t max_tokens = 512;

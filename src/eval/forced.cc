@@ -1,0 +1,309 @@
+#include "eval/forced.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "delta/step.hpp"
+#include "runtime/logits.hpp"
+
+namespace statepack {
+namespace {
+
+constexpr std::int64_t kFirstBucket = 64;
+constexpr std::int64_t kSegment = 512;  // of prefill, bounds the logits in memory
+
+// One scheme of the lockstep.
+struct Lane {
+  std::unique_ptr<StatePool> pool;
+  std::vector<std::unique_ptr<KvCache>> caches;  ///< [windows]
+  std::vector<DecodeRow> rows;                   ///< [windows]
+  std::vector<bool> failed;                      ///< [windows]
+};
+
+Result<Lane> make_lane(const Model& model, const std::shared_ptr<const CompiledScheme>& scheme,
+                       std::int64_t n_windows) {
+  Lane lane;
+  PoolConfig config;
+  config.n_slots = n_windows;
+  config.conv_floats = model.config().conv_floats();
+  SP_ASSIGN_OR_RETURN(lane.pool, StatePool::create(scheme, config));
+  for (std::int64_t w = 0; w < n_windows; ++w) {
+    SP_ASSIGN_OR_RETURN(const std::int64_t slot, lane.pool->alloc());
+    lane.caches.push_back(model.new_kv_cache());
+    lane.rows.push_back({slot, lane.caches.back().get(), 0, 0});
+  }
+  lane.failed.resize(static_cast<std::size_t>(n_windows));
+  return lane;
+}
+
+// What the reference predicts at one position of one window.
+struct ReferenceRow {
+  LogitPeak best;
+  double sum = 0;      ///< of the weights
+  double log_sum = 0;  ///< log sum exp of the logits
+};
+
+struct RowScore {
+  double nll = 0, kl = 0;
+  bool agree = false;
+  bool valid = false;
+};
+
+double norm_squared(std::span<const float> x) {
+  double sum = 0;
+  for (const float v : x) sum += static_cast<double>(v) * static_cast<double>(v);
+  return sum;
+}
+
+double distance_squared(std::span<const float> x, std::span<const float> y) {
+  double sum = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double d = static_cast<double>(x[i]) - static_cast<double>(y[i]);
+    sum += d * d;
+  }
+  return sum;
+}
+
+// Compares the states of window `w` of two lanes, layer by layer.
+Status add_drift(const Lane& reference, const Lane& lane, std::size_t w, ThreadPool& threads,
+                 StateDrift* drift) {
+  std::vector<float> a;
+  std::vector<float> b;
+  const int n_layers = static_cast<int>(lane.pool->scheme().layers().size());
+  for (int l = 0; l < n_layers; ++l) {
+    const auto n = static_cast<std::size_t>(
+        lane.pool->scheme().layers()[static_cast<std::size_t>(l)].shape.n_values());
+    a.resize(n);
+    b.resize(n);
+    SP_RETURN_IF_ERROR(
+        restore_dense(reference.pool->layer(l), reference.rows[w].slot, a.data(), threads));
+    SP_RETURN_IF_ERROR(restore_dense(lane.pool->layer(l), lane.rows[w].slot, b.data(), threads));
+    const double norm = norm_squared(a);
+    if (norm > 0) drift->relative_error += std::sqrt(distance_squared(a, b) / norm);
+    ++drift->n;
+  }
+  return {};
+}
+
+Status check_windows(std::span<const std::int32_t> tokens, const ForcedOptions& options,
+                     std::int64_t end_window) {
+  if (options.context < 2) {
+    return {Code::kInvalidArgument,
+            fmt::format("a context of {} tokens predicts nothing; it takes at least 2",
+                        options.context)};
+  }
+  if (end_window > std::ssize(tokens) / options.context) {
+    return {Code::kInvalidArgument,
+            fmt::format("the text has {} tokens, which is {} windows of {}; {} were asked for",
+                        tokens.size(), std::ssize(tokens) / options.context, options.context,
+                        end_window)};
+  }
+  return {};
+}
+
+}  // namespace
+
+PositionBucket ForcedResult::total() const {
+  PositionBucket sum;
+  for (const PositionBucket& b : buckets) {
+    sum.end = std::max(sum.end, b.end);
+    sum.n += b.n;
+    sum.nll += b.nll;
+    sum.reference_nll += b.reference_nll;
+    sum.excess_squares += b.excess_squares;
+    sum.kl += b.kl;
+    sum.kl_max = std::max(sum.kl_max, b.kl_max);
+    sum.n_agree += b.n_agree;
+  }
+  return sum;
+}
+
+ForcedResult empty_forced_result(std::int64_t context) {
+  ForcedResult result;
+  const std::int64_t last = context - 1;
+  std::int64_t begin = 0;
+  std::int64_t end = kFirstBucket;
+  std::int64_t octave = kFirstBucket;
+  while (begin < last) {
+    PositionBucket bucket;
+    bucket.begin = begin;
+    bucket.end = std::min(end, last);
+    result.buckets.push_back(bucket);
+    begin = end;
+    if (begin == 2 * octave) octave = begin;
+    end = begin + octave / 4;
+  }
+  for (std::int64_t p = 4 * kFirstBucket; p <= context; p *= 4) result.drift.push_back({p, 0, 0});
+  return result;
+}
+
+Status forced_decode(Model& model, ThreadPool& threads,
+                     std::span<const std::shared_ptr<const CompiledScheme>> schemes,
+                     std::span<const std::int32_t> tokens, const ForcedOptions& options,
+                     std::int64_t first_window, std::int64_t n_windows,
+                     std::span<ForcedResult> results, Progress* progress) {
+  SP_RETURN_IF_ERROR(check_windows(tokens, options, first_window + n_windows));
+  const std::int64_t stride = model.config().vocab;
+  const auto n_vocab = static_cast<std::size_t>(options.n_vocab);
+  const auto n_rows = static_cast<std::size_t>(n_windows);
+
+  std::vector<Lane> lanes;
+  for (const auto& scheme : schemes) {
+    SP_ASSIGN_OR_RETURN(Lane lane, make_lane(model, scheme, n_windows));
+    lanes.push_back(std::move(lane));
+  }
+  std::vector<ForcedResult> sums(schemes.size(), empty_forced_result(options.context));
+  std::vector<float> reference_logits(n_rows * static_cast<std::size_t>(stride));
+  std::vector<float> weights(n_rows * n_vocab);
+  std::vector<float> logits(n_rows * static_cast<std::size_t>(stride));
+  std::vector<float> exps(static_cast<std::size_t>(threads.n_threads()) * n_vocab);
+  std::vector<ReferenceRow> reference(n_rows);
+  std::vector<RowScore> scores(n_rows);
+
+  std::size_t bucket = 0;
+  for (std::int64_t t = 0; t + 1 < options.context; ++t) {
+    if (interrupted()) return {Code::kInterrupted, "stopped on request during the forced decode"};
+    while (t >= sums[0].buckets[bucket].end) ++bucket;
+    for (std::size_t s = 0; s < lanes.size(); ++s) {
+      Lane& lane = lanes[s];
+      for (std::size_t w = 0; w < n_rows; ++w) {
+        const std::int64_t window = first_window + static_cast<std::int64_t>(w);
+        lane.rows[w].token = tokens[static_cast<std::size_t>(window * options.context + t)];
+        lane.rows[w].position = t;
+      }
+      float* lane_logits = s == 0 ? reference_logits.data() : logits.data();
+      SP_RETURN_IF_ERROR(model.decode(*lane.pool, lane.rows, lane_logits));
+      threads.parallel_for(n_windows, [&](std::int64_t i, int worker) {
+        const auto w = static_cast<std::size_t>(i);
+        const std::int64_t window = first_window + i;
+        const auto target = static_cast<std::size_t>(
+            tokens[static_cast<std::size_t>(window * options.context + t + 1)]);
+        const std::span<const float> x(reference_logits.data() + i * stride, n_vocab);
+        const std::span<const float> y(lane_logits + i * stride, n_vocab);
+        const std::span<float> p(weights.data() + w * n_vocab, n_vocab);
+        RowScore& score = scores[w];
+        score = {};
+        const LogitPeak best = peak(y);
+        if (!best.finite) return;
+        double log_sum = 0;
+        if (s == 0) {
+          ReferenceRow& row = reference[w];
+          row.best = best;
+          row.sum = exp_sum(y, best.value, 1.0F, p.data());
+          row.log_sum = log_sum = static_cast<double>(best.value) + std::log(row.sum);
+        } else if (reference[w].best.finite) {
+          // KL = sum p (x - y) - lse(x) + lse(y); the other way round would need logs of p.
+          float* e = exps.data() + static_cast<std::size_t>(worker) * n_vocab;
+          log_sum = static_cast<double>(best.value) + std::log(exp_sum(y, best.value, 1.0F, e));
+          score.kl = std::max(0.0, weighted_difference(p, x, y) / reference[w].sum -
+                                       reference[w].log_sum + log_sum);
+        }
+        score.nll = log_sum - static_cast<double>(y[target]);
+        score.agree = best.index == reference[w].best.index;
+        score.valid = reference[w].best.finite;
+      });
+      PositionBucket& b = sums[s].buckets[bucket];
+      for (std::size_t w = 0; w < n_rows; ++w) {
+        lane.pool->set_n_tokens(lane.rows[w].slot, t + 1);
+        if (!scores[w].valid) {
+          lane.failed[w] = true;
+          continue;
+        }
+        const std::int64_t window = first_window + static_cast<std::int64_t>(w);
+        const auto target = static_cast<std::size_t>(
+            tokens[static_cast<std::size_t>(window * options.context + t + 1)]);
+        const double reference_nll =
+            reference[w].log_sum -
+            static_cast<double>(reference_logits[w * static_cast<std::size_t>(stride) + target]);
+        const double excess = scores[w].nll - reference_nll;
+        ++b.n;
+        b.nll += scores[w].nll;
+        b.reference_nll += reference_nll;
+        b.excess_squares += excess * excess;
+        b.kl += scores[w].kl;
+        b.kl_max = std::max(b.kl_max, scores[w].kl);
+        b.n_agree += scores[w].agree ? 1 : 0;
+      }
+    }
+    for (std::size_t d = 0; d < sums[0].drift.size(); ++d) {
+      if (std::min(sums[0].drift[d].position, options.context - 1) != t + 1) continue;
+      for (std::size_t s = 1; s < lanes.size(); ++s) {
+        for (std::size_t w = 0; w < n_rows; ++w) {
+          if (lanes[s].failed[w] || lanes[0].failed[w]) continue;
+          SP_RETURN_IF_ERROR(add_drift(lanes[0], lanes[s], w, threads, &sums[s].drift[d]));
+        }
+      }
+    }
+    if (progress != nullptr) progress->advance(n_windows * std::ssize(lanes));
+  }
+
+  for (std::size_t s = 0; s < lanes.size(); ++s) {
+    ForcedResult& out = results[s];
+    out.n_windows += n_windows;
+    out.n_failed += std::count(lanes[s].failed.begin(), lanes[s].failed.end(), true);
+    for (std::size_t i = 0; i < out.buckets.size(); ++i) {
+      PositionBucket& to = out.buckets[i];
+      const PositionBucket& from = sums[s].buckets[i];
+      to.n += from.n;
+      to.nll += from.nll;
+      to.reference_nll += from.reference_nll;
+      to.excess_squares += from.excess_squares;
+      to.kl += from.kl;
+      to.kl_max = std::max(to.kl_max, from.kl_max);
+      to.n_agree += from.n_agree;
+    }
+    for (std::size_t i = 0; i < out.drift.size(); ++i) {
+      out.drift[i].n += sums[s].drift[i].n;
+      out.drift[i].relative_error += sums[s].drift[i].relative_error;
+    }
+  }
+  return {};
+}
+
+Result<Perplexity> chunked_perplexity(Model& model, std::span<const std::int32_t> tokens,
+                                      const ForcedOptions& options, std::int64_t n_windows,
+                                      Progress* progress) {
+  SP_RETURN_IF_ERROR(check_windows(tokens, options, n_windows));
+  const std::int64_t stride = model.config().vocab;
+  const auto n_vocab = static_cast<std::size_t>(options.n_vocab);
+  std::vector<float> logits(static_cast<std::size_t>(kSegment * stride));
+  std::vector<float> exps(n_vocab);
+  Perplexity result;
+  DenseState state = model.new_dense_state();
+  for (std::int64_t w = 0; w < n_windows; ++w) {
+    std::fill(state.S.begin(), state.S.end(), 0.0F);
+    std::fill(state.conv.begin(), state.conv.end(), 0.0F);
+    const std::unique_ptr<KvCache> cache = model.new_kv_cache();
+    const std::span<const std::int32_t> window = tokens.subspan(
+        static_cast<std::size_t>(w * options.context), static_cast<std::size_t>(options.context));
+    for (std::int64_t begin = 0; begin + 1 < options.context; begin += kSegment) {
+      if (interrupted()) return Status(Code::kInterrupted, "stopped on request");
+      const std::int64_t n = std::min(kSegment, options.context - 1 - begin);
+      SP_RETURN_IF_ERROR(model.prefill(
+          window.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(n)), begin,
+          state, *cache, static_cast<int>(n), logits.data()));
+      for (std::int64_t i = 0; i < n; ++i) {
+        const std::span<const float> row(logits.data() + i * stride, n_vocab);
+        const LogitPeak best = peak(row);
+        if (!best.finite) {
+          return Status(Code::kNotFinite, fmt::format("the logits of window {} at token {} are not "
+                                                      "finite; the checkpoint may be damaged",
+                                                      w, begin + i));
+        }
+        const auto target =
+            static_cast<std::size_t>(window[static_cast<std::size_t>(begin + i + 1)]);
+        result.nll += static_cast<double>(best.value) +
+                      std::log(exp_sum(row, best.value, 1.0F, exps.data())) -
+                      static_cast<double>(row[target]);
+      }
+      result.n_tokens += n;
+      if (progress != nullptr) progress->advance(n);
+    }
+    ++result.n_windows;
+  }
+  return result;
+}
+
+}  // namespace statepack

@@ -1,0 +1,387 @@
+#include "eval/results.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/file.hpp"
+#include "eval/statistics.hpp"
+
+namespace statepack {
+namespace {
+
+constexpr std::string_view kFormat = "statepack-eval-1";
+constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
+constexpr const char* kReference = "fp32";
+
+Json bucket_json(const PositionBucket& b) {
+  return Json{{"begin", b.begin},
+              {"end", b.end},
+              {"n", b.n},
+              {"nll", b.nll},
+              {"reference_nll", b.reference_nll},
+              {"excess_squares", b.excess_squares},
+              {"kl", b.kl},
+              {"kl_max", b.kl_max},
+              {"n_agree", b.n_agree}};
+}
+
+// A results file is the user's own, but may be half of an older format: fields of the wrong kind
+// read as zero, and a bucket that does not fit is refused by the caller.
+template <class T>
+T value_or(const Json& json, const char* key, T other) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number()) return other;
+  return found->get<T>();
+}
+
+PositionBucket bucket_of(const Json& json) {
+  PositionBucket b;
+  b.begin = value_or<std::int64_t>(json, "begin", -1);
+  b.end = value_or<std::int64_t>(json, "end", -1);
+  b.n = value_or<std::int64_t>(json, "n", 0);
+  b.nll = value_or(json, "nll", 0.0);
+  b.reference_nll = value_or(json, "reference_nll", 0.0);
+  b.excess_squares = value_or(json, "excess_squares", 0.0);
+  b.kl = value_or(json, "kl", 0.0);
+  b.kl_max = value_or(json, "kl_max", 0.0);
+  b.n_agree = value_or<std::int64_t>(json, "n_agree", 0);
+  return b;
+}
+
+const Json* find(const Json& json, std::initializer_list<std::string_view> path) {
+  const Json* at = &json;
+  for (const std::string_view key : path) {
+    if (!at->is_object()) return nullptr;
+    const auto found = at->find(key);
+    if (found == at->end()) return nullptr;
+    at = &*found;
+  }
+  return at;
+}
+
+void add_seconds(Json& run, double seconds) {
+  run["total_evaluation_time_seconds"] =
+      value_or(run, "total_evaluation_time_seconds", 0.0) + seconds;
+}
+
+bool is_text(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string();
+}
+
+// The parts that later code takes for granted.
+bool is_run(const Json& run) {
+  if (!run.is_object() || !is_text(run, "scheme") || !is_text(run, "plan_fingerprint"))
+    return false;
+  for (const char* key : {"bits", "results", "configs", "n-samples", "higher_is_better"}) {
+    const auto part = run.find(key);
+    if (part == run.end() || !part->is_object()) return false;
+  }
+  for (const Json& result : run["results"]) {
+    if (!result.is_object()) return false;
+  }
+  for (const char* key : {"samples", "forced"}) {
+    const auto part = run.find(key);
+    if (part == run.end()) continue;
+    if (!part->is_object()) return false;
+  }
+  const Json* samples = find(run, {"samples"});
+  if (samples == nullptr) return true;
+  for (const Json& list : *samples) {
+    if (!list.is_array()) return false;
+    for (const Json& sample : list) {
+      const auto right = sample.is_object() ? sample.find("right") : sample.end();
+      if (!sample.is_object() || !is_text(sample, "id") || !is_text(sample, "hash") ||
+          right == sample.end() || !right->is_boolean()) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::int64_t piece_size(const Json& run, const std::string& name) {
+  const Json* n = find(run, {"n-samples", name, "effective"});
+  return n != nullptr && n->is_number_integer() ? n->get<std::int64_t>() : 0;
+}
+
+}  // namespace
+
+Json new_results(const std::string& model_name, const std::string& model_fingerprint) {
+  return Json{{"format", kFormat},
+              {"model_name", model_name},
+              {"model_fingerprint", model_fingerprint},
+              {"runs", Json::object()}};
+}
+
+Result<Json> load_results(const std::string& path) {
+  SP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
+  Json document = Json::parse(text, nullptr, false);
+  const Json* runs = document.is_object() ? find(document, {"runs"}) : nullptr;
+  const bool right = runs != nullptr && document.value("format", Json()) == kFormat &&
+                     is_text(document, "model_name") && is_text(document, "model_fingerprint") &&
+                     runs->is_object() && std::all_of(runs->begin(), runs->end(), is_run);
+  if (!right) {
+    return Status(Code::kCorrupt,
+                  path + ": is not a results file of `statepack eval`; name another file for -o");
+  }
+  return document;
+}
+
+Status save_results(const std::string& path, const Json& document) {
+  SP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  SP_RETURN_IF_ERROR(file.write(document.dump(1) + "\n"));
+  return file.commit();
+}
+
+Json& results_run(Json& document, const CompiledScheme& scheme) {
+  Json& run = document["runs"][scheme.scheme().name()];
+  const std::string full = scheme.scheme().full_name();
+  const Json* had_scheme = find(run, {"scheme"});
+  const Json* had_plan = find(run, {"plan_fingerprint"});
+  if (had_scheme != nullptr && *had_scheme == full && had_plan != nullptr &&
+      *had_plan == scheme.plan_fingerprint()) {
+    return run;
+  }
+  const SchemeBits bits = scheme.bits();
+  run = Json{{"scheme", full},
+             {"plan_fingerprint", scheme.plan_fingerprint()},
+             {"bits",
+              {{"payload", bits.payload},
+               {"resident", bits.resident},
+               {"page_bytes", bits.page_bytes},
+               {"window_bytes", bits.window_bytes},
+               {"cursor_bytes", bits.cursor_bytes},
+               {"n_values", bits.n_values}}},
+             {"results", Json::object()},
+             {"configs", Json::object()},
+             {"n-samples", Json::object()},
+             {"higher_is_better", Json::object()},
+             {"total_evaluation_time_seconds", 0.0}};
+  return run;
+}
+
+Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options) {
+  return Json{{"task", task.name},
+              {"output_type", "generate_until"},
+              {"digest", task.digest},
+              {"samples", n_samples},
+              {"max_new_tokens", options.max_new_tokens}};
+}
+
+bool has_task(const Json& run, const std::string& task, const Json& config) {
+  const Json* had = find(run, {"configs", task});
+  return had != nullptr && *had == config && find(run, {"results", task}) != nullptr;
+}
+
+void record_task(Json& run, const Task& task, const Json& config,
+                 const std::vector<SampleOutcome>& outcomes, double seconds) {
+  const auto n = std::ssize(outcomes);
+  std::int64_t n_right = 0;
+  std::int64_t n_tokens = 0;
+  std::int64_t n_truncated = 0;
+  std::int64_t n_failed = 0;
+  Json buckets = Json::object();
+  Json samples = Json::array();
+  std::vector<std::string> order;  // of the buckets: first seen first
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> counts;
+  for (const SampleOutcome& o : outcomes) {
+    n_right += o.right ? 1 : 0;
+    n_tokens += o.n_tokens;
+    n_truncated += o.truncated ? 1 : 0;
+    n_failed += o.status.ok() ? 0 : 1;
+    if (counts.find(o.bucket) == counts.end()) order.push_back(o.bucket);
+    auto& [right, all] = counts[o.bucket];
+    right += o.right ? 1 : 0;
+    ++all;
+    samples.push_back(
+        Json{{"id", o.id}, {"right", o.right}, {"tokens", o.n_tokens}, {"hash", o.hash}});
+  }
+  for (const std::string& name : order) {
+    buckets[name] = Json{{"n", counts[name].second}, {"right", counts[name].first}};
+  }
+  const double share = static_cast<double>(n_right) / static_cast<double>(n);
+  const Interval interval = wilson(n_right, n);
+  run["results"][task.name] =
+      Json{{"alias", task.name},
+           {"exact_match,none", share},
+           {"exact_match_stderr,none",
+            n > 1 ? std::sqrt(share * (1 - share) / static_cast<double>(n - 1)) : 0.0},
+           {"exact_match_low,none", interval.low},
+           {"exact_match_high,none", interval.high},
+           {"reply_tokens,none", static_cast<double>(n_tokens) / static_cast<double>(n)},
+           {"truncated,none", n_truncated},
+           {"failed,none", n_failed},
+           {"buckets", buckets}};
+  run["configs"][task.name] = config;
+  run["n-samples"][task.name] = Json{{"original", std::ssize(task.samples)}, {"effective", n}};
+  run["higher_is_better"][task.name] = Json{{"exact_match", true}};
+  run["samples"][task.name] = std::move(samples);
+  add_seconds(run, seconds);
+}
+
+Json forced_config(const std::string& digest, const ForcedOptions& options) {
+  return Json{
+      {"output_type", "loglikelihood_rolling"}, {"digest", digest}, {"context", options.context}};
+}
+
+ForcedResult forced_so_far(const Json& run, const std::string& name, const Json& config) {
+  ForcedResult empty = empty_forced_result(config["context"].get<std::int64_t>());
+  const Json* had = find(run, {"configs", name});
+  const Json* forced = find(run, {"forced", name});
+  if (had == nullptr || *had != config || forced == nullptr) return empty;
+  ForcedResult result = empty;
+  result.n_windows = value_or<std::int64_t>(*forced, "n_windows", 0);
+  result.n_failed = value_or<std::int64_t>(*forced, "n_failed", 0);
+  const Json* buckets = find(*forced, {"buckets"});
+  const Json* drift = find(*forced, {"drift"});
+  if (buckets == nullptr || !buckets->is_array() || buckets->size() != result.buckets.size() ||
+      drift == nullptr || !drift->is_array() || drift->size() != result.drift.size()) {
+    return empty;
+  }
+  for (std::size_t i = 0; i < result.buckets.size(); ++i) {
+    const PositionBucket b = bucket_of((*buckets)[i]);
+    if (b.begin != result.buckets[i].begin || b.end != result.buckets[i].end) return empty;
+    result.buckets[i] = b;
+  }
+  for (std::size_t i = 0; i < result.drift.size(); ++i) {
+    result.drift[i].n = value_or<std::int64_t>((*drift)[i], "n", 0);
+    result.drift[i].relative_error = value_or((*drift)[i], "relative_error", 0.0);
+  }
+  return result;
+}
+
+void record_forced(Json& run, const std::string& name, const Json& config,
+                   const ForcedResult& result, double seconds) {
+  Json sums{{"n_windows", result.n_windows}, {"n_failed", result.n_failed}};
+  sums["buckets"] = Json::array();
+  for (const PositionBucket& b : result.buckets) sums["buckets"].push_back(bucket_json(b));
+  sums["drift"] = Json::array();
+  for (const StateDrift& d : result.drift) {
+    sums["drift"].push_back(
+        Json{{"position", d.position}, {"n", d.n}, {"relative_error", d.relative_error}});
+  }
+  run["forced"][name] = std::move(sums);
+  run["configs"][name] = config;
+  const PositionBucket total = result.total();
+  const auto n = static_cast<double>(std::max<std::int64_t>(1, total.n));
+  const double excess = (total.nll - total.reference_nll) / n;
+  const double variance = std::max(0.0, total.excess_squares / n - excess * excess);
+  run["results"][name] = Json{{"alias", name},
+                              {"perplexity,none", std::exp(total.nll / n)},
+                              {"excess_nll,none", excess},
+                              {"excess_nll_stderr,none", std::sqrt(variance / n)},
+                              {"kl,none", total.kl / n},
+                              {"kl_max,none", total.kl_max},
+                              {"top1_agreement,none", static_cast<double>(total.n_agree) / n},
+                              {"failed,none", result.n_failed}};
+  run["n-samples"][name] = Json{{"original", total.n}, {"effective", total.n}};
+  run["higher_is_better"][name] =
+      Json{{"perplexity", false}, {"kl", false}, {"top1_agreement", true}};
+  add_seconds(run, seconds);
+}
+
+void record_perplexity(Json& run, const std::string& name, const Perplexity& perplexity) {
+  run["results"][name] = Json{
+      {"alias", name},
+      {"perplexity,none", std::exp(perplexity.nll / static_cast<double>(perplexity.n_tokens))}};
+  run["n-samples"][name] =
+      Json{{"original", perplexity.n_tokens}, {"effective", perplexity.n_tokens}};
+  run["higher_is_better"][name] = Json{{"perplexity", false}};
+}
+
+void compare_with_fp32(Json& document) {
+  struct Reply {
+    bool right;
+    std::string hash;
+  };
+  const Json* reference = find(document, {"runs", kReference, "samples"});
+  if (reference == nullptr || !reference->is_object()) return;
+  for (const auto& [task, list] : reference->items()) {
+    std::map<std::string, Reply> replies;
+    for (const Json& sample : list) {
+      replies[sample.value("id", "")] = {sample.value("right", false), sample.value("hash", "")};
+    }
+    for (auto& [name, run] : document["runs"].items()) {
+      const Json* samples = find(run, {"samples", task});
+      if (samples == nullptr || find(run, {"results", task}) == nullptr) continue;
+      std::int64_t n = 0;
+      std::int64_t n_same = 0;
+      std::int64_t only_here = 0;
+      std::int64_t only_fp32 = 0;
+      for (const Json& sample : *samples) {
+        const auto found = replies.find(sample.value("id", ""));
+        if (found == replies.end()) continue;
+        const bool right = sample.value("right", false);
+        ++n;
+        n_same += sample.value("hash", "") == found->second.hash ? 1 : 0;
+        only_here += right && !found->second.right ? 1 : 0;
+        only_fp32 += !right && found->second.right ? 1 : 0;
+      }
+      if (n == 0) continue;
+      Json& result = run["results"][task];
+      result["same_as_fp32,none"] = static_cast<double>(n_same) / static_cast<double>(n);
+      result["right_only_here,none"] = only_here;
+      result["right_only_fp32,none"] = only_fp32;
+      result["p_value,none"] = mcnemar(only_here, only_fp32);
+    }
+  }
+}
+
+Json summary(const Json& document) {
+  Json out = document;
+  for (auto& [name, run] : out["runs"].items()) {
+    run.erase("samples");
+    run.erase("forced");
+  }
+  return out;
+}
+
+Result<Json> merge_results(const std::vector<Json>& documents) {
+  Json merged = new_results("", "");
+  for (const Json& document : documents) {
+    for (const char* key : {"model_name", "model_fingerprint"}) {
+      const std::string theirs = document.value(key, "");
+      const std::string ours = merged.value(key, "");
+      if (ours.empty()) {
+        merged[key] = theirs;
+      } else if (!theirs.empty() && theirs != ours) {
+        return Status(Code::kMismatch,
+                      fmt::format("the results are of two models ({} {} and {}); report them apart",
+                                  key, ours, theirs));
+      }
+    }
+    for (const auto& [name, run] : document["runs"].items()) {
+      Json& to = merged["runs"][name];
+      if (!to.is_object()) {
+        to = run;
+        continue;
+      }
+      if (to.value("plan_fingerprint", "") != run.value("plan_fingerprint", "") ||
+          to.value("scheme", "") != run.value("scheme", "")) {
+        return Status(
+            Code::kMismatch,
+            fmt::format("the results hold two different runs of {} (another plan or other "
+                        "options); report them apart",
+                        name));
+      }
+      const Json* results = find(run, {"results"});
+      if (results == nullptr || !results->is_object()) continue;
+      for (const auto& [piece, result] : results->items()) {
+        if (piece_size(to, piece) > piece_size(run, piece)) continue;
+        for (const char* part :
+             {"results", "configs", "n-samples", "higher_is_better", "samples", "forced"}) {
+          if (const Json* from = find(run, {part, piece}); from != nullptr) to[part][piece] = *from;
+        }
+      }
+      add_seconds(to, value_or(run, "total_evaluation_time_seconds", 0.0));
+    }
+  }
+  compare_with_fp32(merged);
+  return merged;
+}
+
+}  // namespace statepack

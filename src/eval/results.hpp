@@ -1,0 +1,61 @@
+// Results of evaluation as one JSON document: written after every finished piece, so that a run
+// that was stopped goes on where it was, and read again by the report.
+//
+// { "format": "statepack-eval-1", "model_name", "model_fingerprint", "runs": { SCHEME: RUN } }
+// RUN has the keys of lm-evaluation-harness (results, configs, n-samples, higher_is_better,
+// total_evaluation_time_seconds; metrics as "exact_match,none") and of our own: scheme (all
+// options), plan_fingerprint, bits, samples (one entry a reply), forced (sums by position).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "eval/forced.hpp"
+#include "eval/tasks.hpp"
+#include "scheme/layers.hpp"
+#include "statepack/status.hpp"
+
+namespace statepack {
+
+using Json = nlohmann::ordered_json;
+
+/// An empty document of a model.
+Json new_results(const std::string& model_name, const std::string& model_fingerprint);
+/// Errors: as read_text_file(); kCorrupt when it is not such a document.
+Result<Json> load_results(const std::string& path);
+Status save_results(const std::string& path, const Json& document);
+
+/// The run of a scheme; starts a new one when there is none, or when it was made under another plan
+/// or other defaults.
+Json& results_run(Json& document, const CompiledScheme& scheme);
+
+/// What a finished piece depends on. Two pieces with equal configurations need not run twice.
+Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options);
+bool has_task(const Json& run, const std::string& task, const Json& config);
+void record_task(Json& run, const Task& task, const Json& config,
+                 const std::vector<SampleOutcome>& outcomes, double seconds);
+
+/// `text` names the file; `digest` is of its tokens.
+Json forced_config(const std::string& digest, const ForcedOptions& options);
+/// The sums so far; empty ones when there are none or they have another configuration.
+ForcedResult forced_so_far(const Json& run, const std::string& name, const Json& config);
+void record_forced(Json& run, const std::string& name, const Json& config,
+                   const ForcedResult& result, double seconds);
+void record_perplexity(Json& run, const std::string& name, const Perplexity& perplexity);
+
+/// Adds to every task of every run the share of replies that are fp32's, and who is right alone.
+void compare_with_fp32(Json& document);
+
+/// The document without its entries by sample: what --json prints.
+Json summary(const Json& document);
+
+/// Joins the runs of several documents of one model; for each piece the one with more samples, and
+/// the later one of two equals, wins. Errors: kMismatch for different models (unless one has no
+/// name).
+Result<Json> merge_results(const std::vector<Json>& documents);
+
+}  // namespace statepack
