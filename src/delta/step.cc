@@ -1,1 +1,853 @@
-// to be written
+#include "delta/step.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/aligned.hpp"
+#include "base/check.hpp"
+#include "base/half.hpp"
+#include "delta/kernels.hpp"
+
+namespace statepack {
+namespace {
+
+using kernel::kInfBits;
+
+// ---------------------------------------------------------------------------------------------
+// Places in a pool
+
+std::uint8_t* page_of(const LayerState& state, std::int64_t slot) {
+  return state.pages + slot * state.page_stride;
+}
+std::uint8_t* window_of(const LayerState& state, std::int64_t slot) {
+  return state.windows == nullptr ? nullptr : state.windows + slot * state.window_stride;
+}
+Cursor& cursor_of(const LayerState& state, std::int64_t slot) {
+  return *reinterpret_cast<Cursor*>(reinterpret_cast<std::uint8_t*>(state.cursors) +
+                                    slot * state.cursor_stride);
+}
+std::atomic_ref<std::uint32_t> fault_of(const LayerState& state, std::int64_t slot) {
+  return std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(
+      reinterpret_cast<std::uint8_t*>(state.faults) + slot * state.fault_stride));
+}
+bool is_faulty(const LayerState& state, std::int64_t slot) {
+  return fault_of(state, slot).load(std::memory_order_relaxed) != 0;
+}
+void mark_faulty(const LayerState& state, std::int64_t slot) {
+  fault_of(state, slot).store(1, std::memory_order_relaxed);
+}
+
+/// Seed of a rounding: by pool, layer and position, never by slot or row.
+std::uint64_t rounding_seed(std::uint64_t seed, std::int64_t position) {
+  std::uint64_t z = seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(position) + 1);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+/// Records until the first boundary after `n_tokens`: 0 stands for a whole period.
+std::int32_t first_limit(const Scheme& scheme, std::int64_t n_tokens) {
+  if (scheme.phase != Phase::kAbsolute || scheme.period == 1) return 0;
+  return static_cast<std::int32_t>(scheme.period - n_tokens % scheme.period) % scheme.period;
+}
+
+// ---------------------------------------------------------------------------------------------
+// One worker's memory: grows to the largest head that it has seen and stays
+
+struct Scratch {
+  float* S = nullptr;              // [K][V]
+  float* keys = nullptr;           // [capacity][K]
+  float* values = nullptr;         // [capacity][V]
+  float* gates = nullptr;          // [capacity][gate_width]: log decays, or factors
+  float* betas = nullptr;          // [capacity]
+  float* p = nullptr;              // [V] state read at k
+  float* r = nullptr;              // [V] state read at q
+  float* u = nullptr;              // [V]
+  float* a = nullptr;              // [K] read key of the page
+  float* b = nullptr;              // [K] read query of the page
+  float* w = nullptr;              // [K] write key
+  float* gamma = nullptr;          // [gate_width] decay of the page
+  float* sum = nullptr;            // [gate_width]
+  std::uint8_t* record = nullptr;  // one record in storage format
+  CodecScratch codec;
+
+  void prepare(const CompiledLayer& layer, const WindowLayout& one) {
+    const std::int64_t K = layer.shape.K, V = layer.shape.V, n = layer.window.capacity();
+    const std::int64_t width = layer.shape.gate_width();
+    const auto floats = [](std::int64_t count) { return (count * 4 + 63) / 64 * 64; };
+    const std::size_t n_bytes = static_cast<std::size_t>(
+        floats(K * V) + floats(n * K) + floats(n * V) + floats(n * width) + floats(n) +
+        3 * floats(V) + 3 * floats(K) + 2 * floats(width) + (one.n_bytes() + 63) / 64 * 64 +
+        static_cast<std::int64_t>(layer.codec->scratch_bytes()));
+    memory_.grow(n_bytes);
+    std::byte* at = memory_.data();
+    const auto take = [&](std::int64_t count) {
+      float* array = reinterpret_cast<float*>(at);
+      at += floats(count);
+      return array;
+    };
+    S = take(K * V);
+    keys = take(n * K);
+    values = take(n * V);
+    gates = take(n * width);
+    betas = take(n);
+    p = take(V), r = take(V), u = take(V);
+    a = take(K), b = take(K), w = take(K);
+    gamma = take(width), sum = take(width);
+    record = reinterpret_cast<std::uint8_t*>(at);
+    at += (one.n_bytes() + 63) / 64 * 64;
+    codec.bytes = {at, layer.codec->scratch_bytes()};
+  }
+
+ private:
+  AlignedBytes memory_;
+};
+
+Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+// ---------------------------------------------------------------------------------------------
+// One head
+
+/// The token of one head, as the step received it.
+struct Token {
+  const float* q = nullptr;  // [K]
+  const float* k = nullptr;  // [K]
+  const float* v = nullptr;  // [V]
+  const float* g = nullptr;  // [gate_width]
+  float beta = 0;
+};
+
+/// The arithmetic of one value head of one layer, over a worker's scratch. Everything here reads
+/// slots; only commit functions below write them.
+template <Gate gate>
+class Head {
+ public:
+  Head(const CompiledLayer& layer, int head)
+      : codec_(*layer.codec),
+        window_(layer.window),
+        K_(layer.shape.K),
+        V_(layer.shape.V),
+        head_(head),
+        key_head_(layer.shape.key_head(head)),
+        one_(LayerShape{1, 1, K_, V_, gate}, window_.records(), window_.mode(), 1),
+        x_(thread_scratch()) {
+    x_.prepare(layer, one_);
+  }
+
+  /// The page's state: where it lies as f32 already, or decoded into scratch.
+  const float* load(const std::uint8_t* page) {
+    // in_place() only computes an address; nothing is written through it here.
+    if (const float* S = codec_.in_place(head_, const_cast<std::uint8_t*>(page))) return S;
+    codec_.decode(head_, page, x_.S, x_.codec);
+    return x_.S;
+  }
+
+  /// o and u of a token behind the page and n records. `u` [V] and `o` [V] may not overlap inputs.
+  /// False when either is not finite.
+  bool read(const std::uint8_t* page, const std::uint8_t* block, int n, const Token& token,
+            float* u, float* o) {
+    const float* S = load(page);
+    if (window_.mode() == RecordMode::kV && n > 0) {
+      S = replay(S, block, n);
+      n = 0;
+    }
+    load_records(block, n);
+    decay_records(block, n, token.g);
+    read_page(S, token.k, token.q);
+    for (int m = 0; m < n; ++m) {  // += (k_m . (D_m o x)) u_m at x = k and x = q
+      const float* key = x_.keys + std::int64_t{m} * K_;
+      const float* value = x_.values + std::int64_t{m} * V_;
+      kernel::add_scaled(kernel::dot(key, token.k, K_), value, V_, x_.p);
+      kernel::add_scaled(kernel::dot(key, token.q, K_), value, V_, x_.r);
+    }
+    // u = beta (v - S'^T k);  o = S'^T q + (k . q) u, with k and u not yet rounded
+    for (int j = 0; j < V_; ++j) u[j] = token.beta * (token.v[j] - x_.p[j]);
+    const float kq = kernel::dot(token.k, token.q, K_);
+    for (int j = 0; j < V_; ++j) o[j] = x_.r[j] + kq * u[j];
+    page_state_ = S;
+    return kernel::peak_bits(u, V_) < kInfBits && kernel::peak_bits(o, V_) < kInfBits;
+  }
+
+  /// After read(): X = D S + k u^T when nothing is buffered (period 1), into scratch. False when it
+  /// is not finite.
+  bool update(const Token& token, const float* u) {
+    return write(page_state_, token, u, x_.S) < kInfBits;
+  }
+
+  /// X = D S + k u^T from `S` to `X` (which may be the same place); returns the peak of X.
+  std::int32_t write(const float* S, const Token& token, const float* u, float* X) {
+    kernel::exp_all(token.g, kWidth(), x_.gamma);
+    return kernel::decay_and_write(S, K_, V_, x_.gamma, kStride, write_key(token.k), u, X);
+  }
+
+  /// An upper bound of |X| from the parts, in double: X is finite when the bound fits f32.
+  bool write_stays_finite(const Token& token, const float* u) const {
+    const auto peak = [](const float* x, std::int64_t n) {
+      return static_cast<double>(std::bit_cast<float>(kernel::peak_bits(x, n)));
+    };
+    const double bound = peak(x_.gamma, kWidth()) * peak(page_state_, std::int64_t{K_} * V_) +
+                         peak(token.k, K_) * peak(u, V_);
+    return bound <= static_cast<double>(std::numeric_limits<float>::max());
+  }
+
+  /// After read(): the state behind page, n records and this token as its record will be stored,
+  /// into scratch. False when it is not finite.
+  bool rebuild(const std::uint8_t* block, int n, const Token& token, const float* u) {
+    one_.store_key(x_.record, 0, 0, token.k);
+    one_.store_value(x_.record, 0, 0, window_.mode() == RecordMode::kV ? token.v : u, token.g,
+                     token.beta);
+    if (window_.mode() == RecordMode::kV) {  // read() left the state behind n records
+      load_record(one_, x_.record, 0, 0, 0, 0);
+      replay_record(page_state_, 0);
+    } else {
+      load_records(block, n);
+      load_record(one_, x_.record, 0, 0, 0, n);
+      if (window_.keeps_total()) {
+        one_.load_total(x_.record, 0, x_.sum);
+        if (n > 0) {
+          window_.load_total(block, head_, x_.gamma);
+          for (int i = 0; i < kWidth(); ++i) x_.sum[i] += x_.gamma[i];
+        }
+      }
+      expand(page_state_, n + 1);
+    }
+    return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
+  }
+
+  /// The state behind page and n records, into scratch. False when it is not finite.
+  bool materialise(const std::uint8_t* page, const std::uint8_t* block, int n) {
+    const float* S = load(page);
+    if (n == 0) {
+      if (S != x_.S) std::memcpy(x_.S, S, sizeof(float) * static_cast<std::size_t>(K_) * V_);
+    } else if (window_.mode() == RecordMode::kV) {
+      replay(S, block, n);
+    } else {
+      load_records(block, n);
+      if (window_.keeps_total()) window_.load_total(block, head_, x_.sum);
+      expand(S, n);
+    }
+    return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
+  }
+
+  /// Rounds and packs the state in scratch.
+  void encode(std::uint8_t* page, std::uint64_t seed) {
+    codec_.encode(head_, x_.S, page, seed, x_.codec);
+  }
+
+  /// Appends a record to the window; the key only from its key head's first value head.
+  void append(std::uint8_t* block, int m, const Token& token, const float* u, bool with_key) {
+    if (with_key) window_.store_key(block, m, key_head_, token.k);
+    window_.store_value(block, m, head_, window_.mode() == RecordMode::kV ? token.v : u, token.g,
+                        token.beta);
+  }
+
+  float* state() { return x_.S; }
+
+ private:
+  static constexpr int kStride = gate == Gate::kScalar ? 0 : 1;
+  int kWidth() const { return gate == Gate::kScalar ? 1 : K_; }
+
+  /// Record `m` of a window becomes record `to` in scratch.
+  void load_record(const WindowLayout& layout, const std::uint8_t* block, int m, int key_head,
+                   int value_head, int to) {
+    float* gates = x_.gates + std::int64_t{to} * kWidth();
+    layout.load_key(block, m, key_head, x_.keys + std::int64_t{to} * K_);
+    layout.load_value(block, m, value_head, x_.values + std::int64_t{to} * V_);
+    if (layout.keeps_factors()) {
+      layout.load_factor(block, m, value_head, gates);
+    } else {
+      layout.load_gate(block, m, value_head, gates);
+    }
+    x_.betas[to] = layout.load_beta(block, m, value_head);
+  }
+
+  void load_records(const std::uint8_t* block, int n) {
+    for (int m = 0; m < n; ++m) load_record(window_, block, m, key_head_, head_, m);
+  }
+
+  /// Keys become decayed keys D_m o k_m, and gamma the decay of the page, for a read by a token
+  /// with log decay g. Suffix sums of logs, or backward products of factors; never differences.
+  void decay_records(const std::uint8_t* block, int n, const float* g) {
+    if (window_.keeps_total()) {
+      for (int i = 0; i < kWidth(); ++i) x_.sum[i] = g[i];
+      if (n > 0) {
+        window_.load_total(block, head_, x_.gamma);
+        for (int i = 0; i < kWidth(); ++i) x_.sum[i] += x_.gamma[i];
+      }
+    }
+    decay_keys(n, g);
+  }
+
+  /// The same with `g` null: as of the last record. Where a total is kept, x_.sum holds it.
+  void decay_keys(int n, const float* g) {
+    if (window_.keeps_factors()) {
+      float* d = x_.w;  // D_m, growing backwards
+      if (g == nullptr) {
+        std::fill_n(d, K_, 1.0f);
+      } else {
+        kernel::exp_all(g, K_, d);
+      }
+      for (int m = n - 1; m >= 0; --m) {
+        float* key = x_.keys + std::int64_t{m} * K_;
+        const float* factor = x_.gates + std::int64_t{m} * K_;
+        for (int i = 0; i < K_; ++i) key[i] *= d[i];
+        for (int i = 0; i < K_; ++i) d[i] *= factor[i];
+      }
+      if (window_.keeps_total()) {
+        kernel::exp_all(x_.sum, K_, x_.gamma);
+      } else {
+        std::copy_n(d, K_, x_.gamma);
+      }
+      return;
+    }
+    float* sum = x_.sum;
+    for (int i = 0; i < kWidth(); ++i) sum[i] = g == nullptr ? 0.0f : g[i];
+    for (int m = n - 1; m >= 0; --m) {
+      float* key = x_.keys + std::int64_t{m} * K_;
+      const float* log = x_.gates + std::int64_t{m} * kWidth();
+      kernel::exp_all(sum, kWidth(), x_.gamma);
+      for (int i = 0; i < K_; ++i) key[i] *= x_.gamma[i * kStride];
+      for (int i = 0; i < kWidth(); ++i) sum[i] += log[i];
+    }
+    kernel::exp_all(sum, kWidth(), x_.gamma);
+  }
+
+  /// p = S'^T k and r = S'^T q of the page alone, S' = Gamma o S. A codec that keeps Z = M S is
+  /// read at M^-T x.
+  void read_page(const float* S, const float* k, const float* q) {
+    const float* R = codec_.read_transform(head_);
+    const float* a = k;
+    const float* b = q;
+    if constexpr (gate == Gate::kChannel) {
+      for (int i = 0; i < K_; ++i) x_.a[i] = x_.gamma[i] * k[i];
+      for (int i = 0; i < K_; ++i) x_.b[i] = x_.gamma[i] * q[i];
+      a = x_.a;
+      b = x_.b;
+    }
+    if (R != nullptr) {
+      kernel::transform(R, K_, a, x_.w);
+      std::copy_n(x_.w, K_, x_.a);
+      kernel::transform(R, K_, b, x_.w);
+      std::copy_n(x_.w, K_, x_.b);
+      a = x_.a;
+      b = x_.b;
+    }
+    kernel::read_two(S, K_, V_, a, b, x_.p, x_.r);
+    if constexpr (gate == Gate::kScalar) {
+      for (int j = 0; j < V_; ++j) x_.p[j] *= x_.gamma[0];
+      for (int j = 0; j < V_; ++j) x_.r[j] *= x_.gamma[0];
+    }
+  }
+
+  /// M k, or k where the codec keeps S itself.
+  const float* write_key(const float* k) {
+    const float* M = codec_.write_transform(head_);
+    if (M == nullptr) return k;
+    kernel::transform(M, K_, k, x_.w);
+    return x_.w;
+  }
+
+  /// X = Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch, into scratch.
+  void expand(const float* S, int n) {
+    decay_keys(n, nullptr);
+    for (int m = 0; m < n; ++m) {
+      float* key = x_.keys + std::int64_t{m} * K_;
+      const float* written = write_key(key);
+      if (written != key) std::copy_n(written, K_, key);
+    }
+    kernel::decay(S, K_, V_, x_.gamma, kStride, x_.S);
+    kernel::add_records(x_.S, K_, V_, n, x_.keys, x_.values);
+  }
+
+  /// One step of the delta rule with record m in scratch (mode V), from S into scratch.
+  void replay_record(const float* S, int m) {
+    const float* k = x_.keys + std::int64_t{m} * K_;
+    const float* v = x_.values + std::int64_t{m} * V_;
+    const float* gates = x_.gates + std::int64_t{m} * kWidth();
+    if (window_.keeps_factors()) {
+      std::copy_n(gates, kWidth(), x_.gamma);
+    } else {
+      kernel::exp_all(gates, kWidth(), x_.gamma);
+    }
+    read_page(S, k, k);
+    for (int j = 0; j < V_; ++j) x_.u[j] = x_.betas[m] * (v[j] - x_.p[j]);
+    kernel::decay_and_write(S, K_, V_, x_.gamma, kStride, write_key(k), x_.u, x_.S);
+  }
+
+  const float* replay(const float* S, const std::uint8_t* block, int n) {
+    load_records(block, n);
+    for (int m = 0; m < n; ++m) {
+      replay_record(S, m);
+      S = x_.S;
+    }
+    return S;
+  }
+
+  const LayerCodec& codec_;
+  const WindowLayout& window_;
+  const int K_, V_, head_, key_head_;
+  const WindowLayout one_;  // a window of one record and one head, for what storing does to numbers
+  Scratch& x_;
+  const float* page_state_ = nullptr;  // what read() read
+};
+
+// ---------------------------------------------------------------------------------------------
+// Rows and waves
+
+/// What happens to one slot in this call.
+struct Row {
+  std::int64_t index = 0;  // in the batch
+  std::int64_t read = 0;
+  std::int64_t write = 0;
+  int fill = 0;                    // records in the window that is read
+  int limit = 0;                   // records that complete it
+  bool due = false;                // the page is rewritten
+  std::uint8_t* staged = nullptr;  // the new page until every head is known to be finite
+  std::uint64_t seed = 0;
+  std::uint32_t failed = 0;  // by any head; accessed atomically while heads run
+
+  void fail() { std::atomic_ref<std::uint32_t>(failed).store(1, std::memory_order_relaxed); }
+};
+
+/// The calling thread's memory.
+struct Workspace {
+  std::vector<Row> rows;
+  std::vector<float> u;                   // [rows of a wave][HV][V]
+  AlignedBytes pages;                     // staged pages of a wave
+  std::vector<std::uint64_t> written_in;  // [n_slots] the last call that named the slot as written
+  std::uint64_t call = 0;
+};
+
+Workspace& thread_workspace() {
+  thread_local Workspace workspace;
+  return workspace;
+}
+
+Status bad_slot(std::int64_t row, std::int64_t slot, std::int64_t n_slots) {
+  return {Code::kInvalidArgument, "row " + std::to_string(row) + " names slot " +
+                                      std::to_string(slot) + ", but the pool has slots 0 to " +
+                                      std::to_string(n_slots - 1)};
+}
+
+/// Marks the slots that rows write and refuses what would make a result depend on the order of
+/// rows.
+Status claim_slots(Workspace& space, std::int64_t n_slots) {
+  if (static_cast<std::int64_t>(space.written_in.size()) < n_slots) {
+    space.written_in.resize(static_cast<std::size_t>(n_slots), 0);
+  }
+  const std::uint64_t call = ++space.call;
+  for (const Row& row : space.rows) {
+    std::uint64_t& mark = space.written_in[static_cast<std::size_t>(row.write)];
+    if (mark == call) {
+      return {Code::kInvalidArgument,
+              "slot " + std::to_string(row.write) + " is written by two rows of one batch, row " +
+                  std::to_string(row.index) + " among them; give every row its own slot"};
+    }
+    mark = call;
+  }
+  for (const Row& row : space.rows) {
+    if (row.read == row.write) continue;
+    if (space.written_in[static_cast<std::size_t>(row.read)] == call) {
+      return {Code::kInvalidArgument,
+              "row " + std::to_string(row.index) + " reads slot " + std::to_string(row.read) +
+                  ", which another row of the batch writes; read it in an earlier batch"};
+    }
+  }
+  return {};
+}
+
+/// Rows of one wave: enough heads to keep every thread busy between two barriers, few enough that
+/// staged pages stay small beside the pool.
+std::int64_t wave_rows(const LayerState& state, const ThreadPool& threads) {
+  constexpr std::int64_t kHeadsPerThread = 64;
+  return std::max<std::int64_t>(
+      1, kHeadsPerThread * threads.n_threads() / state.layer->shape.n_value_heads);
+}
+
+/// Gives every due row of a wave a zeroed page to encode into: bytes that no head owns stay zero.
+void stage_pages(const LayerState& state, std::span<Row> wave, ThreadPool& threads) {
+  const std::int64_t page_bytes = state.layer->codec->page_bytes();
+  const std::int64_t stride = (page_bytes + 63) / 64 * 64;
+  Workspace& space = thread_workspace();
+  std::int64_t n_due = 0;
+  for (const Row& row : wave) n_due += row.due;
+  if (n_due == 0) return;
+  space.pages.grow(static_cast<std::size_t>(n_due * stride));
+  std::int64_t at = 0;
+  for (Row& row : wave) {
+    if (!row.due) continue;
+    row.staged = reinterpret_cast<std::uint8_t*>(space.pages.data()) + at;
+    at += stride;
+  }
+  const auto clear = [&](std::int64_t i, int) {
+    Row& row = wave[static_cast<std::size_t>(i)];
+    if (row.due) std::memset(row.staged, 0, static_cast<std::size_t>(page_bytes));
+  };
+  threads.parallel_for(static_cast<std::int64_t>(wave.size()), clear);
+}
+
+Token token_of(const LayerState& state, const StepInput& input, const Row& row, int head) {
+  const LayerShape& shape = state.layer->shape;
+  const int key_head = shape.key_head(head);
+  Token token;
+  token.q = input.q + row.index * input.q_stride + std::int64_t{key_head} * shape.K;
+  token.k = input.k + row.index * input.k_stride + std::int64_t{key_head} * shape.K;
+  token.v = input.v + row.index * input.v_stride + std::int64_t{head} * shape.V;
+  token.g = input.g + row.index * input.g_stride + std::int64_t{head} * shape.gate_width();
+  token.beta = input.beta[row.index * input.beta_stride + head];
+  if (state.scheme->beta_bf16) token.beta = bf16_to_f32(f32_to_bf16(token.beta));
+  return token;
+}
+
+void fill_output(const LayerState& state, const StepInput& input, std::int64_t row, float value) {
+  const LayerShape& shape = state.layer->shape;
+  std::fill_n(input.out + row * input.out_stride, std::int64_t{shape.n_value_heads} * shape.V,
+              value);
+}
+
+/// Whether pages are the f32 states themselves and every step rewrites them where they lie.
+bool works_in_place(const LayerState& state) {
+  return state.scheme->period == 1 && state.layer->codec->in_place(0, state.pages) != nullptr;
+}
+
+/// First half: outputs, corrections and new pages of one head; no slot is written.
+template <Gate gate>
+void compute_head(const LayerState& state, const StepInput& input, Row& row, int head, float* u) {
+  const LayerShape& shape = state.layer->shape;
+  const Token token = token_of(state, input, row, head);
+  const std::uint8_t* page = page_of(state, row.read);
+  const std::uint8_t* block = window_of(state, row.read);
+  float* o = input.out + row.index * input.out_stride + std::int64_t{head} * shape.V;
+  Head<gate> arithmetic(*state.layer, head);
+  bool finite = arithmetic.read(page, block, row.fill, token, u, o);
+  if (finite && row.due) {
+    finite = state.scheme->period > 1 ? arithmetic.rebuild(block, row.fill, token, u)
+                                      : arithmetic.update(token, u);
+    if (finite) arithmetic.encode(row.staged, row.seed);
+  } else if (finite && works_in_place(state)) {
+    finite = arithmetic.write_stays_finite(token, u);
+  }
+  if (!finite) row.fail();
+}
+
+/// Second half where pages are dense: S <- D S + k u^T for one head.
+template <Gate gate>
+void write_head(const LayerState& state, const StepInput& input, const Row& row, int head,
+                const float* u) {
+  if (row.failed != 0) return;
+  const LayerCodec& codec = *state.layer->codec;
+  const Token token = token_of(state, input, row, head);
+  Head<gate> arithmetic(*state.layer, head);
+  arithmetic.write(codec.in_place(head, page_of(state, row.read)), token, u,
+                   codec.in_place(head, page_of(state, row.write)));
+}
+
+/// Second half otherwise: the row's page and window.
+template <Gate gate>
+void write_row(const LayerState& state, const StepInput& input, const Row& row, const float* u) {
+  if (row.failed != 0) return;
+  const LayerShape& shape = state.layer->shape;
+  const std::size_t page_bytes = static_cast<std::size_t>(state.layer->codec->page_bytes());
+  if (row.due) {
+    std::memcpy(page_of(state, row.write), row.staged, page_bytes);
+    return;
+  }
+  std::uint8_t* block = window_of(state, row.write);
+  if (row.read != row.write) {
+    std::memcpy(page_of(state, row.write), page_of(state, row.read), page_bytes);
+    std::memcpy(block, window_of(state, row.read),
+                static_cast<std::size_t>(state.layer->window.n_bytes()));
+  }
+  for (int head = 0; head < shape.n_value_heads; ++head) {
+    Head<gate> arithmetic(*state.layer, head);
+    arithmetic.append(block, row.fill, token_of(state, input, row, head),
+                      u + std::int64_t{head} * shape.V, head % shape.group() == 0);
+  }
+}
+
+/// Ends a wave: cursors move on, failed rows are quarantined.
+void settle(const LayerState& state, std::span<const Row> wave) {
+  for (const Row& row : wave) {
+    if (row.failed != 0) {
+      mark_faulty(state, row.write);
+      continue;
+    }
+    if (state.scheme->period == 1) continue;
+    Cursor& cursor = cursor_of(state, row.write);
+    cursor = row.due ? Cursor{} : Cursor{row.fill + 1, row.limit};
+  }
+}
+
+template <Gate gate>
+void step_wave(const LayerState& state, const StepInput& input, std::span<Row> wave,
+               ThreadPool& threads) {
+  const LayerShape& shape = state.layer->shape;
+  const std::int64_t HV = shape.n_value_heads;
+  const std::int64_t n_rows = static_cast<std::int64_t>(wave.size());
+  float* u = thread_workspace().u.data();
+  const auto u_of = [&](std::int64_t i, std::int64_t head) {
+    return u + (i * HV + head) * shape.V;
+  };
+  stage_pages(state, wave, threads);
+
+  const auto compute = [&](std::int64_t i, int) {
+    Row& row = wave[static_cast<std::size_t>(i / HV)];
+    compute_head<gate>(state, input, row, static_cast<int>(i % HV), u_of(i / HV, i % HV));
+  };
+  threads.parallel_for(n_rows * HV, compute);
+
+  if (works_in_place(state)) {
+    const auto write = [&](std::int64_t i, int) {
+      const Row& row = wave[static_cast<std::size_t>(i / HV)];
+      write_head<gate>(state, input, row, static_cast<int>(i % HV), u_of(i / HV, i % HV));
+    };
+    threads.parallel_for(n_rows * HV, write);
+  } else {
+    const auto write = [&](std::int64_t i, int) {
+      write_row<gate>(state, input, wave[static_cast<std::size_t>(i)], u_of(i, 0));
+    };
+    threads.parallel_for(n_rows, write);
+  }
+  settle(state, wave);
+  for (const Row& row : wave) {
+    if (row.failed != 0) {
+      fill_output(state, input, row.index, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+}
+
+template <Gate gate>
+void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& threads) {
+  const std::int64_t HV = state.layer->shape.n_value_heads;
+  stage_pages(state, wave, threads);
+  const auto compute = [&](std::int64_t i, int) {
+    Row& row = wave[static_cast<std::size_t>(i / HV)];
+    Head<gate> arithmetic(*state.layer, static_cast<int>(i % HV));
+    if (arithmetic.materialise(page_of(state, row.read), window_of(state, row.read), row.fill)) {
+      arithmetic.encode(row.staged, row.seed);
+    } else {
+      row.fail();
+    }
+  };
+  threads.parallel_for(static_cast<std::int64_t>(wave.size()) * HV, compute);
+  for (const Row& row : wave) {
+    if (row.failed != 0) continue;
+    std::memcpy(page_of(state, row.write), row.staged,
+                static_cast<std::size_t>(state.layer->codec->page_bytes()));
+  }
+}
+
+template <class Fn>
+void for_each_wave(const LayerState& state, std::span<Row> rows, ThreadPool& threads, Fn&& fn) {
+  const std::size_t n = static_cast<std::size_t>(wave_rows(state, threads));
+  for (std::size_t at = 0; at < rows.size(); at += n) {
+    fn(rows.subspan(at, std::min(n, rows.size() - at)));
+  }
+}
+
+Row row_of(const LayerState& state, std::int64_t index, std::int64_t read, std::int64_t write) {
+  Row row;
+  row.index = index;
+  row.read = read;
+  row.write = write;
+  const int period = state.scheme->period;
+  if (period > 1) {
+    const Cursor& cursor = cursor_of(state, read);
+    row.fill = cursor.fill;
+    row.limit = cursor.limit;
+    SP_CHECK(row.fill >= 0 && row.fill < period && row.limit >= 0 && row.limit <= period,
+             "a cursor outside its window");
+  }
+  return row;
+}
+
+Status check_slot(const LayerState& state, std::int64_t slot) {
+  if (slot >= 0 && slot < state.n_slots) return {};
+  return {Code::kInvalidArgument, "slot " + std::to_string(slot) +
+                                      " does not exist; the pool has slots 0 to " +
+                                      std::to_string(state.n_slots - 1)};
+}
+
+Status quarantined_slot(std::int64_t slot) {
+  return {Code::kNotFinite, "slot " + std::to_string(slot) +
+                                " is quarantined because a value in it was not finite; free it"};
+}
+
+}  // namespace
+
+Status step(const LayerState& state, const StepInput& input, ThreadPool& threads) {
+  Workspace& space = thread_workspace();
+  space.rows.clear();
+  const bool in_place = works_in_place(state);
+  for (std::int64_t i = 0; i < input.n_rows; ++i) {
+    const std::int64_t read = input.read_slots[i];
+    const std::int64_t write = input.write_slots == nullptr ? read : input.write_slots[i];
+    const bool padding = read < input.first_valid_slot;
+    if (padding != (write < input.first_valid_slot)) {
+      return {Code::kInvalidArgument, "row " + std::to_string(i) + " reads slot " +
+                                          std::to_string(read) + " and writes slot " +
+                                          std::to_string(write) +
+                                          ", of which one is padding; both must be, or neither"};
+    }
+    if (padding) continue;
+    if (read < 0 || read >= state.n_slots) return bad_slot(i, read, state.n_slots);
+    if (write < 0 || write >= state.n_slots) return bad_slot(i, write, state.n_slots);
+    Row row = row_of(state, i, read, write);
+    const int limit = row.limit == 0 ? state.scheme->period : row.limit;
+    row.due = !in_place && row.fill + 1 >= limit;
+    row.seed = rounding_seed(state.seed, input.positions == nullptr ? 0 : input.positions[i]);
+    space.rows.push_back(row);
+  }
+  SP_RETURN_IF_ERROR(claim_slots(space, state.n_slots));
+
+  for (std::int64_t i = 0; i < input.n_rows; ++i) {
+    if (input.read_slots[i] < input.first_valid_slot) fill_output(state, input, i, 0.0f);
+  }
+  // A quarantined slot stays as it is, and so does one that would be made from it.
+  std::erase_if(space.rows, [&](const Row& row) {
+    if (!is_faulty(state, row.read) && !is_faulty(state, row.write)) return false;
+    mark_faulty(state, row.write);
+    fill_output(state, input, row.index, std::numeric_limits<float>::quiet_NaN());
+    return true;
+  });
+  const std::int64_t u_floats = wave_rows(state, threads) * state.layer->shape.n_value_heads *
+                                std::int64_t{state.layer->shape.V};
+  if (static_cast<std::int64_t>(space.u.size()) < u_floats) {
+    space.u.resize(static_cast<std::size_t>(u_floats));
+  }
+  for_each_wave(state, space.rows, threads, [&](std::span<Row> wave) {
+    if (state.layer->shape.gate == Gate::kScalar) {
+      step_wave<Gate::kScalar>(state, input, wave, threads);
+    } else {
+      step_wave<Gate::kChannel>(state, input, wave, threads);
+    }
+  });
+  return {};
+}
+
+Status flush(const LayerState& state, std::span<const std::int64_t> slots, ThreadPool& threads) {
+  Workspace& space = thread_workspace();
+  space.rows.clear();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    SP_RETURN_IF_ERROR(check_slot(state, slots[i]));
+    Row row = row_of(state, static_cast<std::int64_t>(i), slots[i], slots[i]);
+    row.due = true;
+    row.seed = rounding_seed(state.seed, 0);
+    space.rows.push_back(row);
+  }
+  SP_RETURN_IF_ERROR(claim_slots(space, state.n_slots));
+  std::erase_if(space.rows,
+                [&](const Row& row) { return row.fill == 0 || is_faulty(state, row.write); });
+  for_each_wave(state, space.rows, threads, [&](std::span<Row> wave) {
+    if (state.layer->shape.gate == Gate::kScalar) {
+      flush_wave<Gate::kScalar>(state, wave, threads);
+    } else {
+      flush_wave<Gate::kChannel>(state, wave, threads);
+    }
+    for (const Row& row : wave) {
+      if (row.failed != 0) {
+        mark_faulty(state, row.write);
+        continue;
+      }
+      // Absolute boundaries stay where they are: what is left of the window is the next one.
+      const int limit = row.limit == 0 ? state.scheme->period : row.limit;
+      const bool absolute = state.scheme->phase == Phase::kAbsolute;
+      cursor_of(state, row.write) = Cursor{0, absolute ? limit - row.fill : 0};
+    }
+  });
+  return {};
+}
+
+Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std::int64_t n_tokens,
+                 ThreadPool& threads) {
+  SP_RETURN_IF_ERROR(check_slot(state, slot));
+  if (n_tokens < 0) {
+    return {Code::kInvalidArgument, "a hand-over after " + std::to_string(n_tokens) +
+                                        " tokens: the count must not be negative"};
+  }
+  if (is_faulty(state, slot)) return quarantined_slot(slot);
+  const LayerShape& shape = state.layer->shape;
+  const std::int64_t K = shape.K, V = shape.V;
+  std::atomic<int> bad_head{-1};
+  threads.parallel_for(shape.n_value_heads, [&](std::int64_t head, int) {
+    if (kernel::peak_bits(S + head * K * V, K * V) >= kInfBits) {
+      bad_head.store(static_cast<int>(head), std::memory_order_relaxed);
+    }
+  });
+  if (bad_head.load() >= 0) {
+    mark_faulty(state, slot);
+    return {Code::kNotFinite, "the prefilled state of slot " + std::to_string(slot) +
+                                  ", value head " + std::to_string(bad_head.load()) +
+                                  ", holds NaN or Inf; the slot is quarantined, free it"};
+  }
+  const LayerCodec& codec = *state.layer->codec;
+  const std::uint64_t seed = rounding_seed(state.seed, n_tokens);
+  threads.parallel_for(shape.n_value_heads, [&](std::int64_t i, int) {
+    const int head = static_cast<int>(i);
+    const float* X = S + i * K * V;
+    Scratch& scratch = thread_scratch();
+    scratch.prepare(*state.layer, WindowLayout());
+    if (const float* M = codec.write_transform(head)) {  // Z = M S
+      std::memset(scratch.S, 0, sizeof(float) * static_cast<std::size_t>(K * V));
+      for (std::int64_t row = 0; row < K; ++row) {
+        for (std::int64_t j = 0; j < K; ++j) {
+          kernel::add_scaled(M[row * K + j], X + j * V, shape.V, scratch.S + row * V);
+        }
+      }
+      X = scratch.S;
+    }
+    codec.encode(head, X, page_of(state, slot), seed, scratch.codec);
+  });
+  cursor_of(state, slot) = Cursor{0, first_limit(*state.scheme, n_tokens)};
+  return {};
+}
+
+namespace {
+
+template <Gate gate>
+void restore_head(const LayerState& state, std::int64_t slot, int fill, int head, float* S) {
+  const std::int64_t K = state.layer->shape.K, V = state.layer->shape.V;
+  Head<gate> arithmetic(*state.layer, head);
+  arithmetic.materialise(page_of(state, slot), window_of(state, slot), fill);
+  const float* Z = arithmetic.state();
+  const float* R = state.layer->codec->read_transform(head);
+  if (R == nullptr) {
+    std::memcpy(S, Z, sizeof(float) * static_cast<std::size_t>(K * V));
+    return;
+  }
+  // S = M^-1 Z = R^T Z
+  std::memset(S, 0, sizeof(float) * static_cast<std::size_t>(K * V));
+  for (std::int64_t i = 0; i < K; ++i) {
+    for (std::int64_t j = 0; j < K; ++j) {
+      kernel::add_scaled(R[j * K + i], Z + j * V, state.layer->shape.V, S + i * V);
+    }
+  }
+}
+
+}  // namespace
+
+Status restore_dense(const LayerState& state, std::int64_t slot, float* S, ThreadPool& threads) {
+  SP_RETURN_IF_ERROR(check_slot(state, slot));
+  if (is_faulty(state, slot)) return quarantined_slot(slot);
+  const LayerShape& shape = state.layer->shape;
+  const int fill = row_of(state, 0, slot, slot).fill;
+  threads.parallel_for(shape.n_value_heads, [&](std::int64_t i, int) {
+    const int head = static_cast<int>(i);
+    float* to = S + i * shape.K * shape.V;
+    if (shape.gate == Gate::kScalar) {
+      restore_head<Gate::kScalar>(state, slot, fill, head, to);
+    } else {
+      restore_head<Gate::kChannel>(state, slot, fill, head, to);
+    }
+  });
+  return {};
+}
+
+}  // namespace statepack

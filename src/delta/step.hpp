@@ -15,12 +15,6 @@
 
 namespace statepack {
 
-/// Cursor of one (slot, layer). Lives with the slot.
-struct Cursor {
-  std::int32_t fill = 0;   ///< records in the window
-  std::int32_t limit = 0;  ///< the window is complete at this fill; 0 = period
-};
-
 /// One layer of a pool as the step sees it. All strides in bytes between consecutive slots.
 struct LayerState {
   const CompiledLayer* layer = nullptr;
@@ -31,34 +25,34 @@ struct LayerState {
   std::uint8_t* windows = nullptr;
   std::int64_t window_stride = 0;
   Cursor* cursors = nullptr;
-  std::int64_t cursor_stride = 0;       ///< in bytes
-  std::uint32_t* faults = nullptr;      ///< per slot, sticky: non-zero = quarantined
-  std::int64_t fault_stride = 0;        ///< in bytes
-  std::uint64_t seed = 0;               ///< for stochastic rounding
+  std::int64_t cursor_stride = 0;   ///< in bytes
+  std::uint32_t* faults = nullptr;  ///< per slot, sticky: non-zero = quarantined
+  std::int64_t fault_stride = 0;    ///< in bytes
+  std::uint64_t seed = 0;           ///< for stochastic rounding
 };
 
 /// The token of every row. q is scaled and, like k, normalised; strides in floats between rows.
 struct StepInput {
-  int n_rows = 0;                       ///< B
+  int n_rows = 0;                             ///< B
   const std::int64_t* read_slots = nullptr;   ///< [B]
   const std::int64_t* write_slots = nullptr;  ///< [B]; null: write where it was read
-  std::int64_t first_valid_slot = 1;    ///< smaller ids are padding: output 0, nothing touched
-  const float* q = nullptr;             ///< [B, H, K]
-  const float* k = nullptr;             ///< [B, H, K]
-  const float* v = nullptr;             ///< [B, HV, V]
-  const float* g = nullptr;             ///< [B, HV, gate_width] log decay, <= 0
-  const float* beta = nullptr;          ///< [B, HV]
+  std::int64_t first_valid_slot = 1;  ///< smaller ids are padding: output 0, nothing touched
+  const float* q = nullptr;           ///< [B, H, K]
+  const float* k = nullptr;           ///< [B, H, K]
+  const float* v = nullptr;           ///< [B, HV, V]
+  const float* g = nullptr;           ///< [B, HV, gate_width] log decay, <= 0
+  const float* beta = nullptr;        ///< [B, HV]
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  float* out = nullptr;                 ///< [B, HV, V]
+  float* out = nullptr;  ///< [B, HV, V]
   std::int64_t out_stride = 0;
   const std::int64_t* positions = nullptr;  ///< [B] absolute token position, for seeds; may be null
 };
 
-/// Runs the step and any flush that falls due. Work is one (row, value head) at a time over `threads`;
-/// every result is independent of the other rows, of B, of the thread count and of slot numbers. A
-/// row whose slot is quarantined, or becomes so because a value turned non-finite, gets NaN output
-/// and its slot is not written.
-/// Errors: kInvalidArgument (slot out of range, the same slot written by two rows).
+/// Runs the step and any flush that falls due. Work is one (row, value head) at a time over
+/// `threads`; every result is independent of the other rows, of B, of the thread count and of slot
+/// numbers. A row whose slot is quarantined, or becomes so because a value turned non-finite, gets
+/// NaN output and its slot is not written. Errors: kInvalidArgument (slot out of range, the same
+/// slot written by two rows).
 Status step(const LayerState& state, const StepInput& input, ThreadPool& threads);
 
 /// Rebuilds, rounds and repacks every listed slot whose window is not empty, whatever its fill

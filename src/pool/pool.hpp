@@ -12,16 +12,19 @@
 
 namespace statepack {
 
-/// An immutable copy of a slot: prefix-cache entry, save file, migration capsule. Bytes carry scheme,
-/// plan and model fingerprints, token count, valid flag, cursors and a checksum per section.
+/// An immutable copy of a slot: prefix-cache entry, save file, migration capsule. Bytes carry
+/// scheme, plan and model fingerprints, token count, valid flag, cursors and a checksum per
+/// section.
 struct Snapshot {
   std::vector<std::byte> bytes;
   std::int64_t n_tokens = 0;
 };
 
 struct PoolConfig {
-  std::int64_t n_slots = 0;          ///< usable slots, numbered 1..n_slots; slot 0 is the sentinel
-  std::int64_t conv_floats = 0;      ///< f32 of short-convolution history a slot, all layers
+  std::int64_t n_slots = 0;      ///< usable slots, numbered 1..n_slots; slot 0 is the sentinel
+  std::int64_t conv_floats = 0;  ///< f32 of short-convolution history a slot, all layers
+  /// Most bytes the pool may take; 0: what the machine has left (free memory, control group).
+  std::int64_t max_bytes = 0;
 };
 
 enum class SlotState : std::uint8_t { kFree, kUsed, kQuarantined };
@@ -39,14 +42,19 @@ class StatePool {
   const CompiledScheme& scheme() const;
   std::int64_t n_slots() const;
   std::int64_t n_free() const;
-  std::int64_t bytes_per_slot() const;   ///< pages + windows + cursors + conv + bookkeeping
+  std::int64_t bytes_per_slot() const;  ///< pages + windows + cursors + conv + bookkeeping
+  /// bytes_per_slot() of a pool not yet made, to size one before weights are loaded.
+  static std::int64_t bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats);
   std::int64_t bytes_allocated() const;  ///< of all slots, sentinel included: what was really taken
   std::int64_t nonfinite_total() const;  ///< slots quarantined so far
 
   /// A slot with everything zeroed: pages, windows, cursors, conv history, token count.
   /// Errors: kExhausted.
   Result<std::int64_t> alloc();
-  void free(std::int64_t slot);  ///< also un-quarantines
+  /// Gives a slot back and ends its quarantine. Errors: kInvalidArgument for a slot that does not
+  /// exist or is free already; nothing changes.
+  Status try_free(std::int64_t slot);
+  void free(std::int64_t slot);  ///< try_free() of a slot that the caller owns: failing is a bug
   SlotState state(std::int64_t slot) const;
   bool quarantined(std::int64_t slot) const;
 
@@ -57,9 +65,9 @@ class StatePool {
 
   /// Byte copy of everything a slot owns. Errors: kInvalidArgument.
   Status copy(std::int64_t from, std::int64_t to);
-  /// Whole slot, open window included: restoring continues bit for bit. `with_window` false asks for
-  /// an empty window (flush first) and stores payload only. Errors: kNotFinite for a quarantined
-  /// slot, kInvalidArgument for an open window without `with_window`.
+  /// Whole slot, open window included: restoring continues bit for bit. `with_window` false asks
+  /// for an empty window (flush first) and stores payload only. Errors: kNotFinite for a
+  /// quarantined slot, kInvalidArgument for an open window without `with_window`.
   Result<Snapshot> snapshot(std::int64_t slot, bool with_window = true) const;
   /// Fills an allocated slot. Errors: kCorrupt (which section), kMismatch (scheme, plan or model:
   /// both sides named).
@@ -67,9 +75,10 @@ class StatePool {
   Status save(std::int64_t slot, const std::string& path) const;
   Status load(std::int64_t slot, const std::string& path);
 
+  struct Impl;  ///< pool/impl.hpp, for the pool's own sources
+
  private:
   StatePool();
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

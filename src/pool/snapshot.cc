@@ -1,1 +1,312 @@
-// to be written
+// The snapshot format, version 1. All numbers little-endian.
+//
+//   magic      8 bytes "SPSNAP\r\n" (a text-mode transfer breaks it)
+//   version    u32
+//   flags      u32   bit 0: valid (set last by the writer), bit 1: windows are included
+//   n_tokens   i64
+//   n_header   u32   bytes from the magic to the header's checksum, that included
+//   n_layers   u32
+//   scheme, plan fingerprint, model fingerprint: each u32 length, then text
+//   layers     n_layers times: i32 key heads, value heads, K, V, gate (0 scalar, 1 channel)
+//   sections   4 times: i64 bytes, XXH3-128 of them; pages, cursors, windows, conv history
+//   checksum   XXH3-128 of the header before it
+//
+// The sections follow the header in that order, each the concatenation over layers.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "base/hash.hpp"
+#include "pool/impl.hpp"
+
+namespace statepack {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "snapshots are written as memory lies");
+
+constexpr std::string_view kMagic = "SPSNAP\r\n";
+constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kValid = 1, kHasWindows = 2;
+constexpr std::size_t kHeaderSizeAt = 24;
+constexpr std::size_t kHashBytes = 16;
+constexpr std::size_t kMaxText = 4096;
+constexpr std::array<std::string_view, 4> kSections = {"pages", "cursors", "windows",
+                                                       "convolution history"};
+
+class Writer {
+ public:
+  template <class T>
+  void number(T value) {
+    const auto raw = std::as_bytes(std::span(&value, 1));
+    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
+  }
+  void raw(std::span<const std::byte> data) {
+    bytes_.insert(bytes_.end(), data.begin(), data.end());
+  }
+  void text(std::string_view text) {
+    number(static_cast<std::uint32_t>(text.size()));
+    raw(std::as_bytes(std::span(text.data(), text.size())));
+  }
+  void hash(const Hash128& hash) { raw(std::as_bytes(std::span(hash))); }
+  std::vector<std::byte>& bytes() { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Takes values off a header; once it runs out it stays out.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+  bool ok() const { return ok_; }
+  std::size_t n_left() const { return rest_.size(); }
+
+  template <class T>
+  T number() {
+    T value{};
+    const auto data = raw(sizeof(T));
+    if (ok_) std::memcpy(&value, data.data(), sizeof(T));
+    return value;
+  }
+  std::span<const std::byte> raw(std::size_t n) {
+    if (n > rest_.size()) ok_ = false;
+    if (!ok_) return {};
+    const auto data = rest_.first(n);
+    rest_ = rest_.subspan(n);
+    return data;
+  }
+  std::string text() {
+    const auto n = number<std::uint32_t>();
+    if (n > kMaxText) ok_ = false;
+    const auto data = raw(n);
+    return {reinterpret_cast<const char*>(data.data()), data.size()};
+  }
+  Hash128 hash() {
+    Hash128 hash{};
+    const auto data = raw(kHashBytes);
+    if (ok_) std::memcpy(hash.data(), data.data(), kHashBytes);
+    return hash;
+  }
+
+ private:
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+Status corrupt(const std::string& what) {
+  return {Code::kCorrupt, "the snapshot " + what + "; take a new one"};
+}
+Status mismatch(const std::string& what, const std::string& theirs, const std::string& ours) {
+  return {Code::kMismatch, "the snapshot was taken with " + what + " " + theirs +
+                               ", but this pool has " + ours +
+                               "; restore it into a pool like its own"};
+}
+
+std::string quoted(const std::string& text) { return text.empty() ? "(none)" : "'" + text + "'"; }
+
+std::string describe(const LayerShape& shape) {
+  return std::to_string(shape.n_key_heads) + " key heads, " + std::to_string(shape.n_value_heads) +
+         " value heads, K " + std::to_string(shape.K) + ", V " + std::to_string(shape.V) +
+         (shape.gate == Gate::kScalar ? ", scalar gates" : ", per-channel gates");
+}
+
+/// The four sections of a slot as they would be stored.
+struct SectionSizes {
+  std::array<std::int64_t, 4> bytes{};
+  SectionSizes(const SlotLayout& layout, bool with_windows) {
+    for (const SlotLayout::Layer& layer : layout.layers) {
+      bytes[0] += layer.page_bytes;
+      bytes[1] += static_cast<std::int64_t>(sizeof(Cursor));
+      bytes[2] += with_windows ? layer.window_bytes : 0;
+    }
+    bytes[3] = 4 * layout.conv_floats;
+  }
+};
+
+}  // namespace
+
+Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool with_window) {
+  const SlotLayout& layout = pool.layout;
+  const std::uint8_t* from = pool.slot(slot);
+  const bool any_open = std::any_of(
+      layout.layers.begin(), layout.layers.end(),
+      [&](const SlotLayout::Layer& layer) { return pool.cursor(slot, layer).fill > 0; });
+  // An empty window holds nothing that a later step reads.
+  with_window = with_window && any_open;
+
+  std::array<Writer, 4> sections;
+  const auto put = [&](Writer& writer, std::int64_t at, std::int64_t n_bytes) {
+    writer.raw(std::as_bytes(std::span(from + at, static_cast<std::size_t>(n_bytes))));
+  };
+  for (const SlotLayout::Layer& layer : layout.layers) {
+    put(sections[0], layer.page, layer.page_bytes);
+    sections[1].number(pool.cursor(slot, layer).fill);
+    sections[1].number(pool.cursor(slot, layer).limit);
+    if (with_window) put(sections[2], layer.window, layer.window_bytes);
+  }
+  put(sections[3], layout.conv, 4 * layout.conv_floats);
+
+  Writer out;
+  out.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
+  out.number(kVersion);
+  out.number(kValid | (with_window ? kHasWindows : 0));
+  out.number(pool.header(slot).n_tokens);
+  SP_CHECK(out.bytes().size() == kHeaderSizeAt, "the header's size has moved");
+  out.number(std::uint32_t{0});  // of the header: filled in below
+  out.number(static_cast<std::uint32_t>(layout.layers.size()));
+  out.text(pool.scheme->scheme().full_name());
+  out.text(pool.scheme->plan_fingerprint());
+  out.text(pool.scheme->model_fingerprint());
+  for (const CompiledLayer& layer : pool.scheme->layers()) {
+    for (const int n : {layer.shape.n_key_heads, layer.shape.n_value_heads, layer.shape.K,
+                        layer.shape.V, layer.shape.gate == Gate::kScalar ? 0 : 1}) {
+      out.number(static_cast<std::int32_t>(n));
+    }
+  }
+  for (Writer& section : sections) {
+    out.number(static_cast<std::int64_t>(section.bytes().size()));
+    out.hash(xxh3_128(section.bytes()));
+  }
+  const auto n_header = static_cast<std::uint32_t>(out.bytes().size() + kHashBytes);
+  std::memcpy(out.bytes().data() + kHeaderSizeAt, &n_header, sizeof n_header);
+  out.hash(xxh3_128(out.bytes()));
+  for (Writer& section : sections) out.raw(section.bytes());
+
+  Snapshot snapshot;
+  snapshot.n_tokens = pool.header(slot).n_tokens;
+  snapshot.bytes = std::move(out.bytes());
+  return snapshot;
+}
+
+Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  const auto magic = in.raw(kMagic.size());
+  if (!in.ok() || std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
+    return corrupt("does not begin like one");
+  }
+  const auto version = in.number<std::uint32_t>();
+  if (in.ok() && version != kVersion) {
+    return {Code::kUnsupported, "the snapshot has format version " + std::to_string(version) +
+                                    ", but this build reads version " + std::to_string(kVersion) +
+                                    "; update statepack or take a new one"};
+  }
+  const auto flags = in.number<std::uint32_t>();
+  const auto n_tokens = in.number<std::int64_t>();
+  const auto n_header = in.number<std::uint32_t>();
+  const auto n_layers = in.number<std::uint32_t>();
+  if (!in.ok() || n_header < kHeaderSizeAt + 2 * sizeof(std::uint32_t) + kHashBytes ||
+      n_header > bytes.size()) {
+    return corrupt("ends inside its header");
+  }
+  const auto header = bytes.first(n_header - kHashBytes);
+  const Hash128 expected = Reader(bytes.subspan(header.size(), kHashBytes)).hash();
+  if (xxh3_128(header) != expected) {
+    return corrupt("has a damaged header: its checksum does not match");
+  }
+  // From here on the header is what some writer wrote; that writer need not have been ours.
+  if ((flags & kValid) == 0) return corrupt("is not marked valid: its writer never finished");
+  if ((flags & ~(kValid | kHasWindows)) != 0) return corrupt("has unknown flags");
+  if (n_tokens < 0) return corrupt("counts " + std::to_string(n_tokens) + " tokens");
+  Reader fields(header.subspan(kHeaderSizeAt + 2 * sizeof(std::uint32_t)));
+  const std::string scheme = fields.text();
+  const std::string plan = fields.text();
+  const std::string model = fields.text();
+  if (!fields.ok()) return corrupt("has a header shorter than its own texts");
+
+  const CompiledScheme& ours = *pool.scheme;
+  if (scheme != ours.scheme().full_name()) {
+    return mismatch("scheme", quoted(scheme), quoted(ours.scheme().full_name()));
+  }
+  if (plan != ours.plan_fingerprint()) {
+    return mismatch("plan", quoted(plan), quoted(ours.plan_fingerprint()));
+  }
+  if (model != ours.model_fingerprint()) {
+    return mismatch("model", quoted(model), quoted(ours.model_fingerprint()));
+  }
+  if (n_layers != ours.layers().size()) {
+    return mismatch("recurrent layers:", std::to_string(n_layers),
+                    std::to_string(ours.layers().size()));
+  }
+  for (std::size_t i = 0; i < ours.layers().size(); ++i) {
+    LayerShape shape;
+    shape.n_key_heads = fields.number<std::int32_t>();
+    shape.n_value_heads = fields.number<std::int32_t>();
+    shape.K = fields.number<std::int32_t>();
+    shape.V = fields.number<std::int32_t>();
+    const auto gate = fields.number<std::int32_t>();
+    shape.gate = gate == 0 ? Gate::kScalar : Gate::kChannel;
+    if (!fields.ok() || gate < 0 || gate > 1) return corrupt("has a damaged table of layers");
+    if (shape == ours.layers()[i].shape) continue;
+    return mismatch("recurrent layer " + std::to_string(i) + " of", describe(shape),
+                    describe(ours.layers()[i].shape));
+  }
+
+  const bool with_windows = (flags & kHasWindows) != 0;
+  const SectionSizes want(pool.layout, with_windows);
+  std::array<std::span<const std::byte>, 4> sections;
+  std::array<Hash128, 4> hashes;
+  std::size_t at = n_header;
+  for (std::size_t i = 0; i < sections.size(); ++i) {
+    const auto n_bytes = fields.number<std::int64_t>();
+    hashes[i] = fields.hash();
+    if (!fields.ok()) return corrupt("has a damaged table of sections");
+    if (n_bytes != want.bytes[i]) {
+      return mismatch(std::string(kSections[i]) + " of", std::to_string(n_bytes) + " bytes",
+                      std::to_string(want.bytes[i]) + " bytes");
+    }
+    if (static_cast<std::size_t>(n_bytes) > bytes.size() - at) {
+      return corrupt("ends inside its section '" + std::string(kSections[i]) + "'");
+    }
+    sections[i] = bytes.subspan(at, static_cast<std::size_t>(n_bytes));
+    at += sections[i].size();
+  }
+  if (fields.n_left() != 0) return corrupt("has a header longer than its contents");
+  if (at != bytes.size()) {
+    return corrupt("has " + std::to_string(bytes.size() - at) + " bytes behind its end");
+  }
+  for (std::size_t i = 0; i < sections.size(); ++i) {
+    if (xxh3_128(sections[i]) != hashes[i]) {
+      return corrupt("has a damaged section '" + std::string(kSections[i]) +
+                     "': its checksum does not match");
+    }
+  }
+  const int period = ours.scheme().period;
+  std::vector<Cursor> cursors;
+  Reader cursor_reader(sections[1]);
+  for (std::size_t i = 0; i < ours.layers().size(); ++i) {
+    Cursor cursor;
+    cursor.fill = cursor_reader.number<std::int32_t>();
+    cursor.limit = cursor_reader.number<std::int32_t>();
+    const int limit = cursor.limit == 0 ? period : cursor.limit;
+    if (cursor.fill < 0 || cursor.limit < 0 || limit > period || cursor.fill >= limit ||
+        (cursor.fill > 0 && !with_windows)) {
+      return corrupt("has a window of " + std::to_string(cursor.fill) + " records, complete at " +
+                     std::to_string(cursor.limit) + ", in recurrent layer " + std::to_string(i) +
+                     ", which period " + std::to_string(period) + " cannot have");
+    }
+    cursors.push_back(cursor);
+  }
+
+  // Everything is checked: only now the slot changes.
+  std::uint8_t* to = pool.slot(slot);
+  std::memset(to, 0, static_cast<std::size_t>(pool.layout.n_bytes));
+  pool.header(slot).n_tokens = n_tokens;
+  Reader pages(sections[0]), windows(sections[2]);
+  const auto take = [&](Reader& reader, std::int64_t offset, std::int64_t n_bytes) {
+    const auto data = reader.raw(static_cast<std::size_t>(n_bytes));
+    if (!data.empty()) std::memcpy(to + offset, data.data(), data.size());
+  };
+  for (std::size_t i = 0; i < cursors.size(); ++i) {
+    const SlotLayout::Layer& layer = pool.layout.layers[i];
+    take(pages, layer.page, layer.page_bytes);
+    if (with_windows) take(windows, layer.window, layer.window_bytes);
+    pool.cursor(slot, layer) = cursors[i];
+  }
+  Reader conv(sections[3]);
+  take(conv, pool.layout.conv, 4 * pool.layout.conv_floats);
+  return {};
+}
+
+}  // namespace statepack
