@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,17 @@ struct Snapshot {
   std::vector<std::byte> bytes;
   std::int64_t n_tokens = 0;
 };
+
+/// What a snapshot's bytes say about themselves.
+struct SnapshotInfo {
+  std::string scheme;  ///< with all options
+  std::string plan_fingerprint, model_fingerprint;
+  std::int64_t n_tokens = 0;
+  std::vector<LayerShape> shapes;
+  std::int64_t page_bytes = 0, cursor_bytes = 0, window_bytes = 0, conv_bytes = 0;
+};
+/// Reads the header and checks every checksum; needs no pool. Errors: kCorrupt, kUnsupported.
+Result<SnapshotInfo> read_snapshot_info(std::span<const std::byte> snapshot);
 
 struct PoolConfig {
   std::int64_t n_slots = 0;      ///< usable slots, numbered 1..n_slots; slot 0 is the sentinel

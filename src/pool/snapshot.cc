@@ -180,7 +180,17 @@ Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool wit
   return snapshot;
 }
 
-Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes) {
+namespace {
+
+// What follows the magic, with every checksum compared; whose snapshot it is is the caller's
+// question.
+struct Contents {
+  bool with_windows = false;
+  SnapshotInfo info;
+  std::array<std::span<const std::byte>, 4> sections;
+};
+
+Result<Contents> read_contents(std::span<const std::byte> bytes) {
   Reader in(bytes);
   const auto magic = in.raw(kMagic.size());
   if (!in.ok() || std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
@@ -188,12 +198,15 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
   }
   const auto version = in.number<std::uint32_t>();
   if (in.ok() && version != kVersion) {
-    return {Code::kUnsupported, "the snapshot has format version " + std::to_string(version) +
-                                    ", but this build reads version " + std::to_string(kVersion) +
-                                    "; update statepack or take a new one"};
+    return Status(Code::kUnsupported, "the snapshot has format version " + std::to_string(version) +
+                                          ", but this build reads version " +
+                                          std::to_string(kVersion) +
+                                          "; update statepack or take a new one");
   }
+  Contents contents;
+  SnapshotInfo& info = contents.info;
   const auto flags = in.number<std::uint32_t>();
-  const auto n_tokens = in.number<std::int64_t>();
+  info.n_tokens = in.number<std::int64_t>();
   const auto n_header = in.number<std::uint32_t>();
   const auto n_layers = in.number<std::uint32_t>();
   if (!in.ok() || n_header < kHeaderSizeAt + 2 * sizeof(std::uint32_t) + kHashBytes ||
@@ -208,28 +221,14 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
   // From here on the header is what some writer wrote; that writer need not have been ours.
   if ((flags & kValid) == 0) return corrupt("is not marked valid: its writer never finished");
   if ((flags & ~(kValid | kHasWindows)) != 0) return corrupt("has unknown flags");
-  if (n_tokens < 0) return corrupt("counts " + std::to_string(n_tokens) + " tokens");
+  if (info.n_tokens < 0) return corrupt("counts " + std::to_string(info.n_tokens) + " tokens");
+  contents.with_windows = (flags & kHasWindows) != 0;
   Reader fields(header.subspan(kHeaderSizeAt + 2 * sizeof(std::uint32_t)));
-  const std::string scheme = fields.text();
-  const std::string plan = fields.text();
-  const std::string model = fields.text();
+  info.scheme = fields.text();
+  info.plan_fingerprint = fields.text();
+  info.model_fingerprint = fields.text();
   if (!fields.ok()) return corrupt("has a header shorter than its own texts");
-
-  const CompiledScheme& ours = *pool.scheme;
-  if (scheme != ours.scheme().full_name()) {
-    return mismatch("scheme", quoted(scheme), quoted(ours.scheme().full_name()));
-  }
-  if (plan != ours.plan_fingerprint()) {
-    return mismatch("plan", quoted(plan), quoted(ours.plan_fingerprint()));
-  }
-  if (model != ours.model_fingerprint()) {
-    return mismatch("model", quoted(model), quoted(ours.model_fingerprint()));
-  }
-  if (n_layers != ours.layers().size()) {
-    return mismatch("recurrent layers:", std::to_string(n_layers),
-                    std::to_string(ours.layers().size()));
-  }
-  for (std::size_t i = 0; i < ours.layers().size(); ++i) {
+  for (std::uint32_t i = 0; i < n_layers; ++i) {
     LayerShape shape;
     shape.n_key_heads = fields.number<std::int32_t>();
     shape.n_value_heads = fields.number<std::int32_t>();
@@ -238,38 +237,74 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
     const auto gate = fields.number<std::int32_t>();
     shape.gate = gate == 0 ? Gate::kScalar : Gate::kChannel;
     if (!fields.ok() || gate < 0 || gate > 1) return corrupt("has a damaged table of layers");
-    if (shape == ours.layers()[i].shape) continue;
-    return mismatch("recurrent layer " + std::to_string(i) + " of", describe(shape),
-                    describe(ours.layers()[i].shape));
+    info.shapes.push_back(shape);
   }
-
-  const bool with_windows = (flags & kHasWindows) != 0;
-  const SectionSizes want(pool.layout, with_windows);
-  std::array<std::span<const std::byte>, 4> sections;
   std::array<Hash128, 4> hashes;
   std::size_t at = n_header;
-  for (std::size_t i = 0; i < sections.size(); ++i) {
+  for (std::size_t i = 0; i < kSections.size(); ++i) {
     const auto n_bytes = fields.number<std::int64_t>();
     hashes[i] = fields.hash();
-    if (!fields.ok()) return corrupt("has a damaged table of sections");
-    if (n_bytes != want.bytes[i]) {
-      return mismatch(std::string(kSections[i]) + " of", std::to_string(n_bytes) + " bytes",
-                      std::to_string(want.bytes[i]) + " bytes");
-    }
-    if (static_cast<std::size_t>(n_bytes) > bytes.size() - at) {
+    if (!fields.ok() || n_bytes < 0) return corrupt("has a damaged table of sections");
+    if (static_cast<std::uint64_t>(n_bytes) > bytes.size() - at) {
       return corrupt("ends inside its section '" + std::string(kSections[i]) + "'");
     }
-    sections[i] = bytes.subspan(at, static_cast<std::size_t>(n_bytes));
-    at += sections[i].size();
+    contents.sections[i] = bytes.subspan(at, static_cast<std::size_t>(n_bytes));
+    at += contents.sections[i].size();
   }
   if (fields.n_left() != 0) return corrupt("has a header longer than its contents");
   if (at != bytes.size()) {
     return corrupt("has " + std::to_string(bytes.size() - at) + " bytes behind its end");
   }
-  for (std::size_t i = 0; i < sections.size(); ++i) {
-    if (xxh3_128(sections[i]) != hashes[i]) {
+  for (std::size_t i = 0; i < kSections.size(); ++i) {
+    if (xxh3_128(contents.sections[i]) != hashes[i]) {
       return corrupt("has a damaged section '" + std::string(kSections[i]) +
                      "': its checksum does not match");
+    }
+  }
+  info.page_bytes = std::ssize(contents.sections[0]);
+  info.cursor_bytes = std::ssize(contents.sections[1]);
+  info.window_bytes = std::ssize(contents.sections[2]);
+  info.conv_bytes = std::ssize(contents.sections[3]);
+  return contents;
+}
+
+}  // namespace
+
+Result<SnapshotInfo> read_snapshot_info(std::span<const std::byte> snapshot) {
+  SP_ASSIGN_OR_RETURN(Contents contents, read_contents(snapshot));
+  return std::move(contents.info);
+}
+
+Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes) {
+  SP_ASSIGN_OR_RETURN(const Contents contents, read_contents(bytes));
+  const SnapshotInfo& theirs = contents.info;
+  const CompiledScheme& ours = *pool.scheme;
+  if (theirs.scheme != ours.scheme().full_name()) {
+    return mismatch("scheme", quoted(theirs.scheme), quoted(ours.scheme().full_name()));
+  }
+  if (theirs.plan_fingerprint != ours.plan_fingerprint()) {
+    return mismatch("plan", quoted(theirs.plan_fingerprint), quoted(ours.plan_fingerprint()));
+  }
+  if (theirs.model_fingerprint != ours.model_fingerprint()) {
+    return mismatch("model", quoted(theirs.model_fingerprint), quoted(ours.model_fingerprint()));
+  }
+  if (theirs.shapes.size() != ours.layers().size()) {
+    return mismatch("recurrent layers:", std::to_string(theirs.shapes.size()),
+                    std::to_string(ours.layers().size()));
+  }
+  for (std::size_t i = 0; i < ours.layers().size(); ++i) {
+    if (theirs.shapes[i] == ours.layers()[i].shape) continue;
+    return mismatch("recurrent layer " + std::to_string(i) + " of", describe(theirs.shapes[i]),
+                    describe(ours.layers()[i].shape));
+  }
+  const bool with_windows = contents.with_windows;
+  const auto& sections = contents.sections;
+  const SectionSizes want(pool.layout, with_windows);
+  for (std::size_t i = 0; i < sections.size(); ++i) {
+    if (std::ssize(sections[i]) != want.bytes[i]) {
+      return mismatch(std::string(kSections[i]) + " of",
+                      std::to_string(sections[i].size()) + " bytes",
+                      std::to_string(want.bytes[i]) + " bytes");
     }
   }
   const int period = ours.scheme().period;
@@ -292,7 +327,7 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
   // Everything is checked: only now the slot changes.
   std::uint8_t* to = pool.slot(slot);
   std::memset(to, 0, static_cast<std::size_t>(pool.layout.n_bytes));
-  pool.header(slot).n_tokens = n_tokens;
+  pool.header(slot).n_tokens = theirs.n_tokens;
   Reader pages(sections[0]), windows(sections[2]);
   const auto take = [&](Reader& reader, std::int64_t offset, std::int64_t n_bytes) {
     const auto data = reader.raw(static_cast<std::size_t>(n_bytes));
