@@ -1,1 +1,56 @@
-int main() { return 0; }
+// The program: command line to command, Status to message and exit code.
+#include <cstdio>
+
+#include "base/progress.hpp"
+#include "cli/command.hpp"
+
+namespace {
+
+int run(int argc, char** argv) {
+  using namespace statepack;
+  CLI::App app("Linear-attention language models with their recurrent state in a few bits.",
+               "statepack");
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  statepack generate --model models/statepack-gdn --state stepquant:6 --prompt \"Compute 12 "
+      "+ "
+      "30.\"\n"
+      "  statepack size qwen3.5-27b --state stepquant:6 --concurrency 256\n"
+      "  statepack COMMAND --help");
+  app.set_version_flag("--version", std::string("statepack ") + SP_VERSION);
+
+  cli::Command command;
+  cli::add_generate(app, &command);
+  cli::add_calibrate(app, &command);
+  cli::add_eval(app, &command);
+  cli::add_inspect(app, &command);
+  cli::add_size(app, &command);
+  cli::add_version(app, &command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {  // --help, --version
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "statepack: %s\nTry `statepack --help` or `statepack COMMAND --help`.\n",
+                 error.what());
+    return cli::kExitWrong;
+  }
+
+  install_interrupt_handler();
+  const Result<int> exit_code = command();
+  if (exit_code.ok()) return *exit_code;
+  std::fprintf(stderr, "statepack: %s\n", exit_code.status().message().c_str());
+  return exit_code.status().code() == Code::kInterrupted ? cli::kExitInterrupted : cli::kExitWrong;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "statepack: out of memory\n");
+    return statepack::cli::kExitWrong;
+  }
+}

@@ -6,62 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "eval/table.hpp"
+
 namespace statepack {
 namespace {
 
 constexpr std::string_view kDash = "-";
 constexpr std::int64_t kMarks[] = {64, 256, 1024, 4096, 16384};
-
-// A table, written for people who read the file as it is and for those who see it rendered.
-class Table {
- public:
-  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-
-  std::string markdown() const {
-    const std::vector<std::size_t> width = widths();
-    std::string out;
-    for (std::size_t r = 0; r < rows_.size(); ++r) {
-      out += "|";
-      for (std::size_t c = 0; c < width.size(); ++c) out += " " + cell(r, c, width[c]) + " |";
-      out += "\n";
-      if (r > 0) continue;
-      out += "|";
-      for (std::size_t c = 0; c < width.size(); ++c) {
-        out += c == 0 ? std::string(width[c] + 2, '-') : std::string(width[c] + 1, '-') + ":";
-        out += "|";
-      }
-      out += "\n";
-    }
-    return out;
-  }
-
-  std::string text() const {
-    const std::vector<std::size_t> width = widths();
-    std::string out;
-    for (std::size_t r = 0; r < rows_.size(); ++r) {
-      std::string line;
-      for (std::size_t c = 0; c < width.size(); ++c) line += cell(r, c, width[c]) + "  ";
-      out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-    }
-    return out;
-  }
-
- private:
-  std::vector<std::size_t> widths() const {
-    std::vector<std::size_t> width(rows_[0].size());
-    for (const auto& row : rows_) {
-      for (std::size_t c = 0; c < width.size(); ++c) width[c] = std::max(width[c], row[c].size());
-    }
-    return width;
-  }
-  // The first column is words, the others are numbers.
-  std::string cell(std::size_t r, std::size_t c, std::size_t width) const {
-    return c == 0 ? fmt::format("{:<{}}", rows_[r][c], width)
-                  : fmt::format("{:>{}}", rows_[r][c], width);
-  }
-  std::vector<std::vector<std::string>> rows_;
-};
 
 const Json* result_of(const Json& run, const std::string& piece) {
   const auto found = run["results"].find(piece);

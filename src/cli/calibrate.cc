@@ -1,0 +1,120 @@
+// statepack calibrate: model + text -> plan.
+#include "calibrate/calibrate.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "base/file.hpp"
+#include "cli/command.hpp"
+
+namespace statepack::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
+
+struct Options {
+  ModelOptions model;
+  std::vector<std::string> texts;
+  std::string scheme = "stepquant:6";
+  std::string out;
+  CalibrationOptions calibration;
+};
+
+Result<int> run(const Options& options) {
+  SP_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(options.scheme));
+  if (!scheme.needs_plan()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{} needs no plan; use it as it is", scheme.name()));
+  }
+  SP_ASSIGN_OR_RETURN(const Session session, open_session(options.model));
+  std::vector<CalibrationText> texts;
+  for (const std::string& path : options.texts) {
+    SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
+    texts.push_back({std::filesystem::path(path).filename().string(),
+                     session.tokenizer->encode(content, false)});
+  }
+  Model& model = *session.model;
+  DenseState state = model.new_dense_state();
+  const PrefillPass prefill = [&](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
+    std::fill(state.S.begin(), state.S.end(), 0.0F);
+    std::fill(state.conv.begin(), state.conv.end(), 0.0F);
+    const std::unique_ptr<KvCache> cache = model.new_kv_cache();
+    return model.prefill(tokens, 0, state, *cache, 0, nullptr, &observer);
+  };
+  CalibrationOptions calibration = options.calibration;
+  calibration.progress = true;
+  SP_ASSIGN_OR_RETURN(const Calibration result,
+                      calibrate(scheme, model.config().recurrent_shapes(), model.fingerprint(),
+                                texts, calibration, prefill, *session.threads));
+  SP_RETURN_IF_ERROR(result.plan.save(options.out));
+
+  if (options.model.json) {
+    Json layers = Json::array();
+    for (const LayerSummary& l : result.layers) {
+      layers.push_back({{"mean_bits", l.mean_bits},
+                        {"half_life_min", l.half_life_min},
+                        {"half_life_max", l.half_life_max},
+                        {"omega_spread", l.omega_spread},
+                        {"row_peak", l.row_peak},
+                        {"column_peak", l.column_peak},
+                        {"relative_error", l.relative_error}});
+    }
+    print_json({{"plan", options.out},
+                {"scheme", result.plan.scheme},
+                {"fingerprint", result.plan.fingerprint()},
+                {"settings", result.plan.settings},
+                {"layers", layers},
+                {"prefill_seconds", result.prefill_s},
+                {"distortion_seconds", result.distortion_s},
+                {"passes", result.n_passes}});
+    return kExitOk;
+  }
+  for (std::size_t i = 0; i < result.layers.size(); ++i) {
+    print(fmt::format("layer {:>2}: {}\n", i, result.layers[i].text()));
+  }
+  print(fmt::format("{}: plan for {}, {:.16}; reading {:.1f} s in {} {}, trying codecs {:.1f} s\n",
+                    options.out, result.plan.scheme, result.plan.fingerprint(), result.prefill_s,
+                    result.n_passes, result.n_passes == 1 ? "pass" : "passes",
+                    result.distortion_s));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app, Command* command) {
+  CLI::App* sub = app.add_subcommand("calibrate", "Make the plan of a scheme from model and text");
+  const auto o = std::make_shared<Options>();
+  add_model_options(*sub, &o->model);
+  sub->add_option("--text", o->texts, "Text to read; one kind of text a file")
+      ->required()
+      ->type_name("FILE");
+  sub->add_option("--scheme", o->scheme, "Scheme that needs a plan")->capture_default_str();
+  sub->add_option("-o,--out", o->out, "Plan file to write")->required()->type_name("FILE");
+  CalibrationOptions& c = o->calibration;
+  sub->add_option("--segments", c.n_segments, "Segments, each from a zero state")
+      ->capture_default_str();
+  sub->add_option("--seq-len", c.segment_tokens, "Tokens of a segment")->capture_default_str();
+  sub->add_option("--seed", c.seed, "Seed of the segments' places and the snapshots' choice")
+      ->capture_default_str();
+  sub->add_option("--snapshots", c.n_snapshots, "States a layer that codecs are tried on")
+      ->capture_default_str();
+  sub->add_option("--gamma", c.gamma, "Exponent of row impact")->capture_default_str();
+  sub->add_option("--horizon", c.horizon, "Tokens over which an error is counted")
+      ->capture_default_str();
+  sub->add_option("--pivots", c.n_pivots, "Units kept in half precision; -1: the published share")
+      ->capture_default_str();
+  sub->add_option("--combine", c.combine, "How several texts become one cost")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, CombineDomains>{
+          {"mean", CombineDomains::kMean}, {"max", CombineDomains::kMax}}));
+  sub->footer(
+      "Example:\n"
+      "  statepack calibrate -m models/statepack-gdn --text "
+      "eval/data/wikitext2/wikitext2.valid.txt "
+      "--scheme stepquant:6 -o stepquant-6.safetensors");
+  sub->callback([o, command] { *command = [o] { return run(*o); }; });
+}
+
+}  // namespace statepack::cli

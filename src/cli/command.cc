@@ -1,0 +1,89 @@
+#include "cli/command.hpp"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "codec/codec.hpp"
+#include "statepack/scheme.hpp"
+
+namespace statepack::cli {
+
+void add_json_option(CLI::App& command, bool* json) {
+  command.add_flag("--json", *json, "Print one JSON document on stdout");
+}
+
+void add_model_options(CLI::App& command, ModelOptions* options) {
+  command.add_option("-m,--model", options->model, "Checkpoint folder")
+      ->required()
+      ->type_name("DIR");
+  command
+      .add_option("--plan", options->plans,
+                  "Plan file; may be given again. Plans in DIR/plans are found by themselves")
+      ->type_name("FILE");
+  command.add_option("--threads", options->threads, "Threads; 0 takes the cores at hand")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  add_json_option(command, &options->json);
+}
+
+Result<std::shared_ptr<const CompiledScheme>> Session::compile(std::string_view scheme) const {
+  SP_ASSIGN_OR_RETURN(const Scheme parsed, Scheme::parse(scheme));
+  return plans.compile(parsed, model->config().recurrent_shapes(), model->fingerprint());
+}
+
+std::int64_t Session::n_vocab() const {
+  return std::min<std::int64_t>(model->config().vocab, tokenizer->n_tokens());
+}
+
+Result<Session> open_session(const ModelOptions& options) {
+  Session session;
+  session.name = base_name(options.model);
+  SP_ASSIGN_OR_RETURN(session.plans, PlanLibrary::open(options.model, options.plans));
+  session.threads = std::make_unique<ThreadPool>(options.threads);
+  SP_ASSIGN_OR_RETURN(session.model, Model::load(options.model, *session.threads));
+  SP_ASSIGN_OR_RETURN(session.tokenizer, Tokenizer::load(options.model));
+  Result<std::unique_ptr<ChatTemplate>> chat_template = ChatTemplate::load(options.model);
+  if (chat_template.ok()) {
+    session.chat_template = std::move(chat_template).value();
+  } else if (chat_template.status().code() != Code::kNotFound) {
+    return chat_template.status();
+  }
+  return session;
+}
+
+std::string scheme_help() {
+  std::string text;
+  for (const CodecInfo* codec : all_codecs()) {
+    text += (text.empty() ? "" : ", ") + std::string(codec->name);
+    for (std::size_t i = 0; i < codec->args.size(); ++i) {
+      text += (i == 0 ? ":" : "|") + std::string(codec->args[i]);
+    }
+  }
+  return text;
+}
+
+std::string base_name(const std::string& path) {
+  std::filesystem::path p(path);
+  if (!p.has_filename()) p = p.parent_path();
+  return p.filename().string();
+}
+
+Colours colours() {
+  if (::isatty(STDOUT_FILENO) != 1 || std::getenv("NO_COLOR") != nullptr) return {};
+  return {"\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m"};
+}
+
+void print(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void print_json(const nlohmann::ordered_json& json) {
+  // Text of models may hold bytes that are no UTF-8: they print as U+FFFD.
+  print(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace statepack::cli

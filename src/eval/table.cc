@@ -1,0 +1,59 @@
+#include "eval/table.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace statepack {
+
+Table::Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+
+void Table::add(std::vector<std::string> row) {
+  SP_CHECK(row.size() == rows_[0].size(), "a row has a cell for every column");
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::markdown() const {
+  const std::vector<std::size_t> width = widths();
+  std::string out;
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    out += "|";
+    for (std::size_t c = 0; c < width.size(); ++c) out += " " + cell(r, c, width[c]) + " |";
+    out += "\n";
+    if (r > 0) continue;
+    out += "|";
+    for (std::size_t c = 0; c < width.size(); ++c) {
+      out += c == 0 ? std::string(width[c] + 2, '-') : std::string(width[c] + 1, '-') + ":";
+      out += "|";
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+std::string Table::text() const {
+  const std::vector<std::size_t> width = widths();
+  std::string out;
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    std::string line;
+    for (std::size_t c = 0; c < width.size(); ++c) line += cell(r, c, width[c]) + "  ";
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
+std::vector<std::size_t> Table::widths() const {
+  std::vector<std::size_t> width(rows_[0].size());
+  for (const auto& row : rows_) {
+    for (std::size_t c = 0; c < width.size(); ++c) width[c] = std::max(width[c], row[c].size());
+  }
+  return width;
+}
+
+std::string Table::cell(std::size_t row, std::size_t column, std::size_t width) const {
+  const std::string& text = rows_[row][column];
+  const std::string blanks(width - text.size(), ' ');
+  return column == 0 ? text + blanks : blanks + text;
+}
+
+}  // namespace statepack
