@@ -46,7 +46,10 @@ struct SyntheticModel {
         }
         x->resize(x->size() + 3, NAN);
       }
-      for (int i = 0; i < HV * V; ++i) in.v.push_back(unit() * std::exp2(float(i % 7 - 3)));
+      for (int i = 0; i < HV * V; ++i) {  // tokens from 1000 on speak to head 0, others to the rest
+        const float loud = (token >= 1000) == (i / V == 0) ? 1.0f : 0x1p-6f;
+        in.v.push_back(loud * unit() * std::exp2(float(i % 7 - 3)));
+      }
       for (int h = 0; h < HV; ++h) {
         for (int i = 0; i < shape.gate_width(); ++i) {
           in.g.push_back((unit() - 0.5f) * std::exp2(float(-2 - 2 * h - i % 4)));
@@ -130,10 +133,11 @@ struct SyntheticModel {
   }
 };
 
-inline std::vector<std::int32_t> random_tokens(std::size_t n, std::uint64_t seed) {
+/// Ids first..first+999.
+inline std::vector<std::int32_t> random_tokens(std::size_t n, std::uint64_t seed, int first = 0) {
   std::mt19937_64 random(seed);
   std::vector<std::int32_t> tokens(n);
-  for (auto& token : tokens) token = static_cast<std::int32_t>(random() % 1000);
+  for (auto& token : tokens) token = first + static_cast<std::int32_t>(random() % 1000);
   return tokens;
 }
 
