@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/check.hpp"
 #include "codec/leapquant/fit.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
@@ -280,7 +281,10 @@ void LeapquantCodec::decode(int head, const std::uint8_t* page, float* X,
   }
 }
 
-LeapquantCodec::Dump LeapquantCodec::dump(int head, const std::uint8_t* page) const {
+LeapquantCodec::Dump LeapquantCodec::dump(int head,
+                                          std::span<const std::uint8_t> bytes_of_page) const {
+  SP_CHECK(bytes_of_page.size() >= static_cast<std::size_t>(page_bytes()), "a page is whole");
+  const std::uint8_t* const page = bytes_of_page.data();
   const std::int64_t K = shape_.K, V = shape_.V;
   std::vector<std::byte> bytes(scratch_bytes());
   const Arrays a(*this, CodecScratch{bytes});

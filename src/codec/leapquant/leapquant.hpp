@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "codec/codec.hpp"
@@ -57,7 +58,7 @@ class LeapquantCodec final : public LayerCodec {
     std::vector<float> s_k, s_v;      ///< [K], [V]
     std::vector<float> keys, values;  ///< [rank][K], [rank][V]
   };
-  Dump dump(int head, const std::uint8_t* page) const;
+  Dump dump(int head, std::span<const std::uint8_t> page) const;
 
   static constexpr int kMaxRank = 8;
   /// The start of every fit, [rank][V]: independent standard normal numbers that are part of the

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/check.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
 #include "codec/quantise.hpp"
@@ -422,7 +423,10 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
   }
 }
 
-StepquantCodec::Dump StepquantCodec::dump(int h, const std::uint8_t* page) const {
+StepquantCodec::Dump StepquantCodec::dump(int h,
+                                          std::span<const std::uint8_t> bytes_of_page) const {
+  SP_CHECK(bytes_of_page.size() >= static_cast<std::size_t>(page_bytes()), "a page is whole");
+  const std::uint8_t* const page = bytes_of_page.data();
   const int K = shape_.K, V = shape_.V;
   const Head& head = heads_[static_cast<std::size_t>(h)];
   std::vector<std::byte> bytes(scratch_bytes());

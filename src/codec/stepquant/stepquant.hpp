@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "codec/codec.hpp"
@@ -51,7 +52,7 @@ class StepquantCodec final : public LayerCodec {
     std::vector<float> r;  ///< [K][groups()] row scales without the norm n, 0 in pivot rows
     std::vector<float> c;  ///< [V] column scales; empty when all rows are pivots
   };
-  Dump dump(int head, const std::uint8_t* page) const;
+  Dump dump(int head, std::span<const std::uint8_t> page) const;
 
   int tile() const { return tile_; }
   /// Row scales of one row of this head.
