@@ -7,7 +7,7 @@
 
 namespace statepack {
 
-/// sum_i a[i] b[i]: lane l takes i = l mod 16, then the lanes are added pairwise.
+/// sum_i a[i] b[i], f32: lane l takes i = l mod 16, then the lanes are added pairwise.
 [[gnu::always_inline]] inline float lane_dot(const float* a, const float* b, std::int64_t n) {
   typedef float Lanes __attribute__((vector_size(64)));
   Lanes acc = {};

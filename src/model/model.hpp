@@ -34,7 +34,7 @@ struct DenseState {
 };
 
 struct DecodeRow {
-  std::int64_t slot = 0;     ///< of the pool
+  std::int64_t slot = 0;  ///< of the pool
   KvCache* kv = nullptr;
   std::int32_t token = 0;
   std::int64_t position = 0;
@@ -50,12 +50,12 @@ class Model {
   virtual const std::string& fingerprint() const = 0;  ///< of the content: config and weights
   virtual std::int64_t weight_bytes() const = 0;
   virtual std::unique_ptr<KvCache> new_kv_cache() const = 0;
-  virtual DenseState new_dense_state() const = 0;      ///< zeros
+  virtual DenseState new_dense_state() const = 0;  ///< zeros
 
-  /// Reads tokens[T] at `position` (= kv.n_tokens()), advancing state and cache. `logits` receives the
-  /// last `n_logits` positions' logits [n_logits, vocab]; n_logits <= T, may be 0. Deterministic; the
-  /// result does not depend on threads. Internally works in segments of at most 512 tokens.
-  /// Errors: kInvalidArgument (token out of range, position mismatch), kInterrupted.
+  /// Reads tokens[T] at `position` (= kv.n_tokens()), advancing state and cache. `logits` receives
+  /// the last `n_logits` positions' logits [n_logits, vocab]; n_logits <= T, may be 0.
+  /// Deterministic; the result does not depend on threads. Internally works in segments of at most
+  /// 512 tokens. Errors: kInvalidArgument (token out of range, position mismatch), kInterrupted.
   virtual Status prefill(std::span<const std::int32_t> tokens, std::int64_t position,
                          DenseState& state, KvCache& kv, int n_logits, float* logits,
                          ChunkObserver* observer = nullptr) = 0;
@@ -71,8 +71,8 @@ class Model {
 Status hand_over(StatePool& pool, std::int64_t slot, const DenseState& state, std::int64_t n_tokens,
                  ThreadPool& threads);
 
-/// Rounds a dense state through the pool's codec in place (PACE's prefill rule): uses `slot`'s pages
-/// as scratch.
+/// Rounds a dense state through the pool's codec in place (PACE's prefill rule): uses `slot`'s
+/// pages as scratch.
 Status round_dense(StatePool& pool, std::int64_t slot, DenseState& state, ThreadPool& threads);
 
 }  // namespace statepack

@@ -154,6 +154,7 @@ Result<std::unique_ptr<StatePool>> StatePool::create(std::shared_ptr<const Compi
 
 const CompiledScheme& StatePool::scheme() const { return *impl_->scheme; }
 std::int64_t StatePool::n_slots() const { return impl_->n_slots; }
+std::int64_t StatePool::conv_floats() const { return impl_->layout.conv_floats; }
 std::int64_t StatePool::bytes_per_slot() const { return slot_bytes(impl_->layout); }
 std::int64_t StatePool::bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats) {
   return slot_bytes(SlotLayout(scheme, conv_floats));

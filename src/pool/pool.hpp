@@ -53,6 +53,7 @@ class StatePool {
 
   const CompiledScheme& scheme() const;
   std::int64_t n_slots() const;
+  std::int64_t conv_floats() const;  ///< f32 of convolution history a slot
   std::int64_t n_free() const;
   std::int64_t bytes_per_slot() const;  ///< pages + windows + cursors + conv + bookkeeping
   /// bytes_per_slot() of a pool not yet made, to size one before weights are loaded.

@@ -1,0 +1,183 @@
+#include "model/attention.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "model/activations.hpp"
+#include "model/attention_core.hpp"
+#include "model/norms.hpp"
+
+namespace statepack {
+namespace {
+
+constexpr std::int64_t kBlock = PagedKvCache::kTokens;
+constexpr int kTileTokens = 64;  // queries of a prefill task; their scores fill 64 KB
+
+class GatedAttention final : public Mixer {
+ public:
+  struct Parts {
+    int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+    Linear q, k, v, out;  ///< rows of q: head_dim of query, then head_dim of gate, head by head
+    std::vector<float> q_norm, k_norm;
+    float eps = 0;
+  };
+  GatedAttention(Parts parts, int attention_layer)
+      : p_(std::move(parts)),
+        layer_(attention_layer),
+        dim_(p_.head_dim),
+        out_width_(p_.n_heads * dim_),
+        kv_width_(p_.n_kv_heads * dim_) {}
+
+  void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) override;
+  Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) override;
+
+ private:
+  struct Rows {
+    float *q, *k, *v;  ///< [n, heads, 2 * dim], [n, kv heads, dim] twice
+    float* o;          ///< [n, heads, dim]
+    float* tiles;      ///< scratch of each worker, tile_floats apart
+    std::int64_t tile_floats;
+  };
+  Rows project(const Pass& pass, const float* x, int tile_rows) const;
+  void place(const Pass& pass, const Rows& rows, std::int64_t r, const PagedKvCache& kv,
+             std::int64_t position) const;
+  void finish(const Pass& pass, const Rows& rows, float* y) const;
+  const float* query(const Rows& rows, std::int64_t r, std::int64_t head) const {
+    return rows.q + (r * p_.n_heads + head) * 2 * dim_;
+  }
+  // Inside its part of a cache block a layer keeps, for each kv head, all keys and then all values.
+  float* keys(const PagedKvCache& kv, std::int64_t block, std::int64_t head) const {
+    return kv.block(layer_, block) + head * 2 * kBlock * dim_;
+  }
+  void attend(AttentionTile& tile, const PagedKvCache& kv, std::int64_t head,
+              std::int64_t n_visible, int step, std::int64_t n_tokens) const;
+
+  Parts p_;
+  int layer_;
+  std::int64_t dim_, out_width_, kv_width_;
+};
+
+GatedAttention::Rows GatedAttention::project(const Pass& pass, const float* x,
+                                             int tile_rows) const {
+  const std::int64_t n = pass.n_rows, H = p_.q.n_in();
+  Rows rows;
+  rows.q = pass.scratch.take(n * 2 * out_width_);
+  rows.k = pass.scratch.take(n * kv_width_);
+  rows.v = pass.scratch.take(n * kv_width_);
+  rows.o = pass.scratch.take(n * out_width_);
+  rows.tile_floats = AttentionTile::scratch_floats(tile_rows, dim_);
+  rows.tiles = pass.scratch.take(rows.tile_floats * pass.threads.n_threads());
+  const LinearJob jobs[] = {{&p_.q, x, H, n, rows.q, 2 * out_width_},
+                            {&p_.k, x, H, n, rows.k, kv_width_},
+                            {&p_.v, x, H, n, rows.v, kv_width_}};
+  pass.linear.run(jobs, pass.path);
+  return rows;
+}
+
+// Norms and rotates the queries and keys of row r and writes its keys and values to the cache.
+void GatedAttention::place(const Pass& pass, const Rows& rows, std::int64_t r,
+                           const PagedKvCache& kv, std::int64_t position) const {
+  for (std::int64_t h = 0; h < p_.n_heads; ++h) {
+    float* q = rows.q + (r * p_.n_heads + h) * 2 * dim_;
+    rms_norm(q, p_.q_norm.data(), dim_, p_.eps, q);
+    pass.rope.rotate(r, q);
+  }
+  for (std::int64_t h = 0; h < p_.n_kv_heads; ++h) {
+    float* k = rows.k + r * kv_width_ + h * dim_;
+    rms_norm(k, p_.k_norm.data(), dim_, p_.eps, k);
+    pass.rope.rotate(r, k);
+    float* to = keys(kv, position / kBlock, h) + position % kBlock * dim_;
+    std::copy_n(k, dim_, to);
+    std::copy_n(rows.v + r * kv_width_ + h * dim_, dim_, to + kBlock * dim_);
+  }
+}
+
+void GatedAttention::attend(AttentionTile& tile, const PagedKvCache& kv, std::int64_t head,
+                            std::int64_t n_visible, int step, std::int64_t n_tokens) const {
+  for (std::int64_t at = 0; at < n_tokens; at += kBlock) {
+    const float* k = keys(kv, at / kBlock, head);
+    const int n = static_cast<int>(std::min(kBlock, n_tokens - at));
+    tile.take({k, dim_, k + kBlock * dim_, dim_, n}, n_visible - at, step);
+  }
+  tile.finish();
+}
+
+// Output gates, then the output matrix.
+void GatedAttention::finish(const Pass& pass, const Rows& rows, float* y) const {
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    for (std::int64_t h = 0; h < p_.n_heads; ++h) {
+      times_sigmoid(rows.o + r * out_width_ + h * dim_, query(rows, r, h) + dim_, dim_);
+    }
+  });
+  const LinearJob job{&p_.out, rows.o, out_width_, pass.n_rows, y, p_.out.n_out()};
+  pass.linear.run({&job, 1}, pass.path);
+}
+
+void GatedAttention::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
+  const Scratch::Mark mark(pass.scratch);
+  const Rows rows = project(pass, x, kTileTokens);
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    place(pass, rows, r, segment.kv, segment.position + r);
+  });
+  const std::int64_t n_tiles = (pass.n_rows + kTileTokens - 1) / kTileTokens;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(dim_));
+  pass.threads.parallel_for(n_tiles * p_.n_heads, [&](std::int64_t task, int worker) {
+    const std::int64_t head = task % p_.n_heads, first = task / p_.n_heads * kTileTokens;
+    const int n = static_cast<int>(std::min<std::int64_t>(kTileTokens, pass.n_rows - first));
+    AttentionTile tile(n, dim_, dim_, scale, rows.o + first * out_width_ + head * dim_, out_width_,
+                       rows.tiles + worker * rows.tile_floats);
+    for (int r = 0; r < n; ++r) tile.set_query(r, query(rows, first + r, head));
+    const std::int64_t position = segment.position + first;
+    attend(tile, segment.kv, head * p_.n_kv_heads / p_.n_heads, position + 1, 1, position + n);
+  });
+  finish(pass, rows, y);
+}
+
+Status GatedAttention::decode(const Pass& pass, const Batch& batch, const float* x, float* y) {
+  const Scratch::Mark mark(pass.scratch);
+  const int group = p_.n_heads / p_.n_kv_heads;
+  const Rows rows = project(pass, x, group);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(dim_));
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    const auto i = static_cast<std::size_t>(r);
+    place(pass, rows, r, *batch.kv[i], batch.positions[i]);
+  });
+  pass.threads.parallel_for(pass.n_rows * p_.n_kv_heads, [&](std::int64_t task, int worker) {
+    const std::int64_t r = task / p_.n_kv_heads, kv_head = task % p_.n_kv_heads;
+    const std::int64_t head = kv_head * group;
+    AttentionTile tile(group, dim_, dim_, scale, rows.o + r * out_width_ + head * dim_, dim_,
+                       rows.tiles + worker * rows.tile_floats);
+    for (int j = 0; j < group; ++j) tile.set_query(j, query(rows, r, head + j));
+    const auto i = static_cast<std::size_t>(r);
+    const std::int64_t n_tokens = batch.positions[i] + 1;
+    attend(tile, *batch.kv[i], kv_head, n_tokens, 0, n_tokens);
+  });
+  finish(pass, rows, y);
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Mixer>> load_gated_attention(Weights& weights, const ModelConfig& config,
+                                                    const std::string& prefix,
+                                                    int attention_layer) {
+  const std::string at = prefix + "self_attn.";
+  const std::int64_t H = config.hidden, dim = config.head_dim;
+  GatedAttention::Parts p;
+  p.n_heads = config.n_heads;
+  p.n_kv_heads = config.n_kv_heads;
+  p.head_dim = config.head_dim;
+  p.eps = config.rms_norm_eps;
+  SP_ASSIGN_OR_RETURN(p.q, weights.matrix(at + "q_proj.weight", 2 * p.n_heads * dim, H));
+  SP_ASSIGN_OR_RETURN(p.k, weights.matrix(at + "k_proj.weight", p.n_kv_heads * dim, H));
+  SP_ASSIGN_OR_RETURN(p.v, weights.matrix(at + "v_proj.weight", p.n_kv_heads * dim, H));
+  SP_ASSIGN_OR_RETURN(p.out, weights.matrix(at + "o_proj.weight", H, p.n_heads * dim));
+  SP_ASSIGN_OR_RETURN(p.q_norm, weights.norm(at + "q_norm.weight", dim, true));
+  SP_ASSIGN_OR_RETURN(p.k_norm, weights.norm(at + "k_norm.weight", dim, true));
+  return std::unique_ptr<Mixer>(new GatedAttention(std::move(p), attention_layer));
+}
+
+}  // namespace statepack

@@ -1,0 +1,59 @@
+// What the blocks of a layer have in common: how they are called, and what a forward pass gives
+// them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.hpp"
+#include "model/kv_cache.hpp"
+#include "model/linear.hpp"
+#include "model/rope.hpp"
+#include "model/scratch.hpp"
+
+namespace statepack {
+
+/// The tools of a forward pass, prefill or decode alike.
+struct Pass {
+  ThreadPool& threads;
+  LinearRunner& linear;
+  Scratch& scratch;
+  const RopeTable& rope;  ///< a row of angles for each row of the pass
+  GemmPath path;
+  int n_rows = 0;  ///< tokens of the segment, or rows of the batch
+};
+
+/// A stretch of one prompt.
+struct Segment {
+  std::int64_t position = 0;  ///< of its first token, which is also what the cache holds
+  DenseState& state;
+  PagedKvCache& kv;  ///< with room for the segment
+  ChunkObserver* observer = nullptr;
+};
+
+/// One token of each of several sequences.
+struct Batch {
+  StatePool& pool;
+  std::span<const DecodeRow> rows;
+  std::span<const std::int64_t> slots;      ///< of the rows
+  std::span<const std::int64_t> positions;  ///< of the rows
+  std::span<PagedKvCache* const> kv;        ///< of the rows, with room for the token
+  std::span<float* const> conv;             ///< history of the rows' slots, all layers
+};
+
+/// Token mixer of one layer: x [n_rows, hidden] normed input, y [n_rows, hidden] result.
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+  virtual void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) = 0;
+  virtual Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) = 0;
+};
+
+/// Feed-forward part of one layer, the same for prompts and batches.
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  virtual void run(const Pass& pass, const float* x, float* y) = 0;
+};
+
+}  // namespace statepack

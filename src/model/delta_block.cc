@@ -1,0 +1,313 @@
+#include "model/delta_block.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "delta/prefill.hpp"
+#include "delta/step.hpp"
+#include "model/activations.hpp"
+#include "model/norms.hpp"
+#include "model/short_conv.hpp"
+
+namespace statepack {
+namespace {
+
+/// One matrix, or two of low rank one after the other.
+struct Chain {
+  Linear first, second;
+  bool low_rank() const { return second.n_out() > 0; }
+};
+
+struct Parts {
+  LayerShape shape;
+  std::vector<Linear> qkv;  ///< one after another: q of all key heads, k of all key heads, v
+  ShortConv conv;
+  Linear beta;
+  Chain decay, out_gate;
+  std::vector<float> rate;      ///< e^{A_log} [HV]
+  std::vector<float> dt_bias;   ///< [HV * gate_width]
+  float lower_bound = 0;        ///< < 0: the bounded gate
+  std::vector<float> out_norm;  ///< [V]
+  float eps = 0;
+  bool sigmoid_gate = false;
+  Linear out;
+};
+
+class DeltaBlock final : public Mixer {
+ public:
+  DeltaBlock(Parts parts, int recurrent_layer)
+      : p_(std::move(parts)),
+        layer_(recurrent_layer),
+        key_width_(std::int64_t{p_.shape.n_key_heads} * p_.shape.K),
+        value_width_(std::int64_t{p_.shape.n_value_heads} * p_.shape.V),
+        gate_width_(std::int64_t{p_.shape.n_value_heads} * p_.shape.gate_width()) {}
+
+  void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) override;
+  Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) override;
+
+ private:
+  // Everything that a row's step needs; strides are the widths.
+  struct Rows {
+    float* u;     ///< convolution inputs [n, channels]
+    float* c;     ///< q|k|v after convolution and head norms [n, channels]
+    float* g;     ///< log decay [n, gate_width]
+    float* beta;  ///< [n, HV]
+    float* z;     ///< output gate [n, HV * V]
+    float* o;     ///< readout [n, HV * V]
+  };
+  Rows project(const Pass& pass, const float* x, std::int64_t n_history) const;
+  void prepare(const Rows& rows, std::int64_t r) const;
+  void finish(const Pass& pass, const Rows& rows, float* y) const;
+
+  Parts p_;
+  int layer_;
+  std::int64_t key_width_, value_width_, gate_width_;
+};
+
+// Runs the projections of x. Leaves `n_history` rows free in front of u.
+DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const float* x,
+                                     std::int64_t n_history) const {
+  const std::int64_t n = pass.n_rows, channels = p_.conv.channels();
+  const std::int64_t H = p_.beta.n_in();
+  Rows rows;
+  rows.u = pass.scratch.take((n_history + n) * channels) + n_history * channels;
+  rows.c = pass.scratch.take(n * channels);
+  rows.g = pass.scratch.take(n * gate_width_);
+  rows.beta = pass.scratch.take(n * p_.shape.n_value_heads);
+  rows.z = pass.scratch.take(n * value_width_);
+  rows.o = pass.scratch.take(n * value_width_);
+
+  std::vector<LinearJob> jobs, low_rank;
+  std::int64_t at = 0;
+  for (const Linear& w : p_.qkv) {
+    jobs.push_back({&w, x, H, n, rows.u + at, channels});
+    at += w.n_out();
+  }
+  jobs.push_back({&p_.beta, x, H, n, rows.beta, p_.shape.n_value_heads});
+  const auto chain = [&](const Chain& w, float* y, std::int64_t width) {
+    if (!w.low_rank()) {
+      jobs.push_back({&w.first, x, H, n, y, width});
+      return;
+    }
+    const std::int64_t rank = w.first.n_out();
+    float* middle = pass.scratch.take(n * rank);
+    jobs.push_back({&w.first, x, H, n, middle, rank});
+    low_rank.push_back({&w.second, middle, rank, n, y, width});
+  };
+  chain(p_.decay, rows.g, gate_width_);
+  chain(p_.out_gate, rows.z, value_width_);
+  pass.linear.run(jobs, pass.path);
+  if (!low_rank.empty()) pass.linear.run(low_rank, pass.path);
+  return rows;
+}
+
+// Head norms of row r of c, its decay and beta (models.md 5.3, 7.2-7.4).
+void DeltaBlock::prepare(const Rows& rows, std::int64_t r) const {
+  const LayerShape& s = p_.shape;
+  float* q = rows.c + r * p_.conv.channels();
+  float* k = q + key_width_;
+  const float query_scale = 1.0F / std::sqrt(static_cast<float>(s.K));
+  for (int h = 0; h < s.n_key_heads; ++h) {
+    l2_norm(q + std::int64_t{h} * s.K, s.K, query_scale);
+    l2_norm(k + std::int64_t{h} * s.K, s.K, 1.0F);
+  }
+  float* beta = rows.beta + r * s.n_value_heads;
+  sigmoid(beta, s.n_value_heads, beta);
+  const int width = s.gate_width();
+  for (int h = 0; h < s.n_value_heads; ++h) {
+    float* g = rows.g + r * gate_width_ + std::int64_t{h} * width;
+    const float* bias = p_.dt_bias.data() + std::int64_t{h} * width;
+    const float rate = p_.rate[static_cast<std::size_t>(h)];
+    if (p_.lower_bound < 0) {
+      bounded_decay(g, bias, rate, p_.lower_bound, width, g);
+    } else {
+      softplus_decay(g, bias, rate, width, g);
+    }
+  }
+}
+
+// Gated norm of every head, then the output matrix (models.md 5.5, 7.6).
+void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
+  const std::int64_t V = p_.shape.V;
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    float* o = rows.o + r * value_width_;
+    for (std::int64_t h = 0; h < p_.shape.n_value_heads; ++h) {
+      rms_norm(o + h * V, p_.out_norm.data(), V, p_.eps, o + h * V);
+    }
+    const float* z = rows.z + r * value_width_;
+    if (p_.sigmoid_gate) {
+      times_sigmoid(o, z, value_width_);
+    } else {
+      times_silu(o, z, value_width_);
+    }
+  });
+  const LinearJob job{&p_.out, rows.o, value_width_, pass.n_rows, y, p_.out.n_out()};
+  pass.linear.run({&job, 1}, pass.path);
+}
+
+void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
+  const Scratch::Mark mark(pass.scratch);
+  const std::int64_t channels = p_.conv.channels(), n_history = p_.conv.n_history();
+  const Rows rows = project(pass, x, n_history);
+
+  float* history = segment.state.conv.data() + layer_ * p_.conv.history_floats();
+  const float* u = rows.u - n_history * channels;  // history and segment as one run of rows
+  std::copy_n(history, p_.conv.history_floats(), rows.u - n_history * channels);
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t t, int) {
+    p_.conv.apply(u + t * channels, rows.c + t * channels);
+    prepare(rows, t);
+  });
+  std::copy_n(u + pass.n_rows * channels, p_.conv.history_floats(), history);
+
+  PrefillInput in;
+  in.shape = p_.shape;
+  in.layer = layer_;
+  in.position = segment.position;
+  in.n_tokens = pass.n_rows;
+  in.q = rows.c;
+  in.k = rows.c + key_width_;
+  in.v = rows.c + 2 * key_width_;
+  in.q_stride = in.k_stride = in.v_stride = channels;
+  in.g = rows.g;
+  in.g_stride = gate_width_;
+  in.beta = rows.beta;
+  in.beta_stride = p_.shape.n_value_heads;
+  in.S = segment.state.S.data() + layer_ * p_.shape.n_values();
+  in.out = rows.o;
+  in.out_stride = value_width_;
+  statepack::prefill(in, pass.threads, segment.observer);
+  finish(pass, rows, y);
+}
+
+Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, float* y) {
+  const Scratch::Mark mark(pass.scratch);
+  const std::int64_t channels = p_.conv.channels();
+  const Rows rows = project(pass, x, 0);
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    float* history = batch.conv[static_cast<std::size_t>(r)] + layer_ * p_.conv.history_floats();
+    p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
+    prepare(rows, r);
+  });
+
+  StepInput in;
+  in.n_rows = pass.n_rows;
+  in.read_slots = batch.slots.data();
+  in.first_valid_slot = StatePool::kFirstValidSlot;
+  in.q = rows.c;
+  in.k = rows.c + key_width_;
+  in.v = rows.c + 2 * key_width_;
+  in.q_stride = in.k_stride = in.v_stride = channels;
+  in.g = rows.g;
+  in.g_stride = gate_width_;
+  in.beta = rows.beta;
+  in.beta_stride = p_.shape.n_value_heads;
+  in.out = rows.o;
+  in.out_stride = value_width_;
+  in.positions = batch.positions.data();
+  SP_RETURN_IF_ERROR(step(batch.pool.layer(layer_), in, pass.threads));
+  finish(pass, rows, y);
+  return {};
+}
+
+// e^{A_log}, one a value head.
+Result<std::vector<float>> load_rate(Weights& weights, const std::string& name,
+                                     const std::vector<std::int64_t>& shape) {
+  SP_ASSIGN_OR_RETURN(std::vector<float> rate, weights.values(name, shape));
+  for (float& a : rate) a = std::exp(a);
+  return rate;
+}
+
+}  // namespace
+
+QkvzOrder qkvz_order(const LayerShape& shape) {
+  const int K = shape.K, V = shape.V, r = shape.group();
+  const int block = 2 * K + 2 * r * V;  // rows of one key head: q, k, r heads of v, r heads of z
+  QkvzOrder order;
+  const auto take = [&](std::vector<std::int32_t>& to, int offset, int n) {
+    for (int i = 0; i < shape.n_key_heads; ++i) {
+      for (int d = 0; d < n; ++d) to.push_back(i * block + offset + d);
+    }
+  };
+  take(order.qkv, 0, K);
+  take(order.qkv, K, K);
+  take(order.qkv, 2 * K, r * V);
+  take(order.z, 2 * K + r * V, r * V);
+  for (int i = 0; i < shape.n_key_heads; ++i) {
+    for (int j = 0; j < r; ++j) {
+      order.b.push_back(i * 2 * r + j);
+      order.a.push_back(i * 2 * r + r + j);
+    }
+  }
+  return order;
+}
+
+Result<std::unique_ptr<Mixer>> load_gdn(Weights& weights, const ModelConfig& config,
+                                        const std::string& prefix, int recurrent_layer) {
+  const LayerShape& s = config.recurrent;
+  const std::int64_t H = config.hidden, HV = s.n_value_heads, V = HV * s.V;
+  const std::int64_t channels = config.conv_channels();
+  const std::string at = prefix + "linear_attn.";
+  Parts p;
+  p.shape = s;
+  if (config.interleaved_qkvz) {
+    SP_ASSIGN_OR_RETURN(const Linear qkvz,
+                        weights.matrix(at + "in_proj_qkvz.weight", channels + V, H));
+    SP_ASSIGN_OR_RETURN(const Linear ba, weights.matrix(at + "in_proj_ba.weight", 2 * HV, H));
+    QkvzOrder order = qkvz_order(s);
+    p.qkv = {qkvz.permuted(std::move(order.qkv))};
+    p.out_gate.first = qkvz.permuted(std::move(order.z));
+    p.beta = ba.permuted(std::move(order.b));
+    p.decay.first = ba.permuted(std::move(order.a));
+  } else {
+    SP_ASSIGN_OR_RETURN(const Linear qkv, weights.matrix(at + "in_proj_qkv.weight", channels, H));
+    p.qkv = {qkv};
+    SP_ASSIGN_OR_RETURN(p.out_gate.first, weights.matrix(at + "in_proj_z.weight", V, H));
+    SP_ASSIGN_OR_RETURN(p.beta, weights.matrix(at + "in_proj_b.weight", HV, H));
+    SP_ASSIGN_OR_RETURN(p.decay.first, weights.matrix(at + "in_proj_a.weight", HV, H));
+  }
+  SP_ASSIGN_OR_RETURN(const std::vector<float> conv,
+                      weights.values(at + "conv1d.weight", {channels, 1, config.conv_kernel}));
+  p.conv = ShortConv(conv, channels, config.conv_kernel);
+  SP_ASSIGN_OR_RETURN(p.rate, load_rate(weights, at + "A_log", {HV}));
+  SP_ASSIGN_OR_RETURN(p.dt_bias, weights.values(at + "dt_bias", {HV}));
+  // The one Qwen norm that is not zero-centred.
+  SP_ASSIGN_OR_RETURN(p.out_norm, weights.norm(at + "norm.weight", s.V, false));
+  p.eps = config.rms_norm_eps;
+  p.sigmoid_gate = config.gdn_sigmoid_gate;
+  SP_ASSIGN_OR_RETURN(p.out, weights.matrix(at + "out_proj.weight", H, V));
+  return std::unique_ptr<Mixer>(new DeltaBlock(std::move(p), recurrent_layer));
+}
+
+Result<std::unique_ptr<Mixer>> load_kda(Weights& weights, const ModelConfig& config,
+                                        const std::string& prefix, int recurrent_layer) {
+  const LayerShape& s = config.recurrent;
+  const std::int64_t H = config.hidden, HV = s.n_value_heads, D = HV * s.K;
+  const std::string at = prefix + "self_attn.";
+  Parts p;
+  p.shape = s;
+  std::vector<float> conv;  // [3 D][kernel]
+  for (const char* name : {"q", "k", "v"}) {
+    SP_ASSIGN_OR_RETURN(const Linear w, weights.matrix(at + name + "_proj.weight", D, H));
+    p.qkv.push_back(w);
+    SP_ASSIGN_OR_RETURN(const std::vector<float> c,
+                        weights.values(at + name + "_conv1d.weight", {D, 1, config.conv_kernel}));
+    conv.insert(conv.end(), c.begin(), c.end());
+  }
+  p.conv = ShortConv(conv, 3 * D, config.conv_kernel);
+  SP_ASSIGN_OR_RETURN(p.beta, weights.matrix(at + "b_proj.weight", HV, H));
+  for (const auto& [name, chain] : {std::pair{"f", &p.decay}, std::pair{"g", &p.out_gate}}) {
+    SP_ASSIGN_OR_RETURN(chain->first, weights.matrix(at + name + "_a_proj.weight", s.K, H));
+    SP_ASSIGN_OR_RETURN(chain->second, weights.matrix(at + name + "_b_proj.weight", D, s.K));
+  }
+  SP_ASSIGN_OR_RETURN(p.rate, load_rate(weights, at + "A_log", {1, 1, HV, 1}));
+  SP_ASSIGN_OR_RETURN(p.dt_bias, weights.values(at + "dt_bias", {D}));
+  p.lower_bound = config.kda_lower_bound;
+  SP_ASSIGN_OR_RETURN(p.out_norm, weights.norm(at + "o_norm.weight", s.V, false));
+  p.eps = config.rms_norm_eps;
+  p.sigmoid_gate = config.gdn_sigmoid_gate;
+  SP_ASSIGN_OR_RETURN(p.out, weights.matrix(at + "o_proj.weight", H, D));
+  return std::unique_ptr<Mixer>(new DeltaBlock(std::move(p), recurrent_layer));
+}
+
+}  // namespace statepack

@@ -1,0 +1,89 @@
+// Linear layers over weights as the checkpoint stores them: Y = X W^T, W [n_out, n_in] bf16, f16 or
+// f32, X and Y f32 rows. No widened copy of a weight is kept.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/safetensors.hpp"
+#include "base/thread_pool.hpp"
+
+namespace statepack {
+
+/// A weight matrix, or some rows of one. Refers to the mapped checkpoint; cheap to copy.
+class Linear {
+ public:
+  Linear() = default;
+  /// `data` [n_out, n_in] row-major, aligned to its elements; dtype F32, F16 or BF16.
+  Linear(DType dtype, const std::byte* data, std::int64_t n_out, std::int64_t n_in)
+      : dtype_(dtype), data_(data), n_out_(n_out), n_in_(n_in) {}
+
+  /// Rows [begin, begin + n) as a matrix of their own; not of a permuted matrix.
+  Linear rows(std::int64_t begin, std::int64_t n) const;
+  /// Row i of the result is row order[i] of this matrix: a change of order without moving weights.
+  Linear permuted(std::vector<std::int32_t> order) const;
+
+  DType dtype() const { return dtype_; }
+  std::int64_t n_out() const { return n_out_; }
+  std::int64_t n_in() const { return n_in_; }
+  const std::byte* row(std::int64_t i) const {
+    const std::int64_t stored = order_ ? (*order_)[static_cast<std::size_t>(i)] : i;
+    return data_ + stored * n_in_ * static_cast<std::int64_t>(dtype_bytes(dtype_));
+  }
+  /// Row i from column `begin` on, widened: out[n].
+  void widen(std::int64_t i, std::int64_t begin, std::int64_t n, float* out) const;
+
+ private:
+  DType dtype_ = DType::kF32;
+  const std::byte* data_ = nullptr;
+  std::int64_t n_out_ = 0, n_in_ = 0;
+  std::shared_ptr<const std::vector<std::int32_t>> order_;
+};
+
+/// y[r] = W x[r] for n_rows rows at their strides (floats).
+struct LinearJob {
+  const Linear* w = nullptr;
+  const float* x = nullptr;
+  std::int64_t x_stride = 0;
+  std::int64_t n_rows = 0;
+  float* y = nullptr;
+  std::int64_t y_stride = 0;
+};
+
+/// Which arithmetic a forward pass uses.
+enum class GemmPath : std::uint8_t {
+  kInvariant,  ///< decode: a row's bits depend on nothing but that row and W (dot_kernel.hpp)
+  kPrefill,    ///< jobs of kMinGemmRows rows and more go to the GEMM library; bits depend on n_rows
+};
+
+/// Runs linear layers over a thread pool; owns their scratch. One caller at a time.
+class LinearRunner {
+ public:
+  /// Measured on Zen 4: with fewer rows our kernel on the stored weights is ahead of the library
+  /// and its widened panels (64 rows of K = 1024: 100 against 66 of 106 GFLOP/s), from here on
+  /// behind.
+  static constexpr std::int64_t kMinGemmRows = 256;
+
+  explicit LinearRunner(ThreadPool& threads);
+  /// All jobs, which must not depend on one another, as one parallel loop. Results do not depend on
+  /// the number of threads.
+  void run(std::span<const LinearJob> jobs, GemmPath path);
+
+ private:
+  struct Task {
+    std::size_t job;
+    std::int64_t out_begin, n_out, row_begin, n_rows;
+    bool gemm;
+  };
+  void pack_inputs(std::span<const LinearJob> jobs, GemmPath path);
+
+  ThreadPool& threads_;
+  std::vector<Task> tasks_;
+  std::vector<float> packed_;
+  std::vector<std::int64_t> packed_at_;     ///< of each job, into packed_
+  std::vector<std::vector<float>> panels_;  ///< of each worker
+};
+
+}  // namespace statepack

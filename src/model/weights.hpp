@@ -1,0 +1,60 @@
+// The tensors of a checkpoint as layers ask for them: checked for name, shape, dtype and
+// finiteness.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/safetensors.hpp"
+#include "base/thread_pool.hpp"
+#include "model/linear.hpp"
+#include "statepack/status.hpp"
+
+namespace statepack {
+
+/// Keeps the checkpoint mapped: layers point into it and must not outlive it.
+class Weights {
+ public:
+  Weights(Checkpoint checkpoint, ThreadPool& threads);
+
+  bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  std::int64_t bytes_used() const { return bytes_used_; }  ///< of all tensors asked for
+
+  /// A matrix as stored. Errors: kNotFound, kMismatch (shape), kUnsupported (dtype),
+  /// kNotFinite (a NaN or Inf weight), naming the tensor.
+  Result<Linear> matrix(const std::string& name, std::int64_t n_out, std::int64_t n_in);
+  /// E matrices stored as one tensor [E, n_out, n_in]. Errors: as matrix().
+  Result<std::vector<Linear>> matrices(const std::string& name, std::int64_t n, std::int64_t n_out,
+                                       std::int64_t n_in);
+  /// A small tensor, widened. Errors: as matrix().
+  Result<std::vector<float>> values(const std::string& name,
+                                    const std::vector<std::int64_t>& shape);
+  /// Weights of a norm as factors: 1 + w when the norm is zero-centred, else w.
+  Result<std::vector<float>> norm(const std::string& name, std::int64_t n, bool zero_centred);
+
+ private:
+  /// The tensor at an address that its elements may be read from.
+  Result<TensorView> get(const std::string& name, const std::vector<std::int64_t>& shape);
+  Status check_finite(const TensorView& tensor) const;
+
+  Checkpoint checkpoint_;
+  ThreadPool& threads_;
+  bool scan_all_;
+  std::int64_t bytes_used_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> aligned_copies_;
+};
+
+/// Runs of a tensor's bytes that stand for the whole: its first and last 64 KiB and 16 evenly
+/// spaced runs of 4 KiB, or all of it when it is small. Offsets are multiples of 64.
+std::vector<std::pair<std::size_t, std::size_t>> sample_runs(std::size_t n_bytes);
+
+/// Identity of a model's content, 64 hex digits: SHA-256 over `config_text` and, for every tensor
+/// of the checkpoint in the order of names, its name, dtype, shape and the XXH3-128 of its
+/// sample_runs. Independent of how the checkpoint is cut into files.
+std::string fingerprint(const Checkpoint& checkpoint, const std::string& config_text);
+
+}  // namespace statepack
