@@ -61,6 +61,9 @@ struct LayerSummary {
 struct Calibration {
   Plan plan;
   std::vector<LayerSummary> layers;
+  /// What the plan leaves of what its kind minimises: sum of L_u d_u(b_u) over units that are no
+  /// pivots, or sum of E_h over heads at low width. Compares plans of one kind, model and text.
+  double cost = 0;
   double prefill_s = 0;     ///< passes over the text, collector included
   double distortion_s = 0;  ///< codecs on kept snapshots
   int n_passes = 0;

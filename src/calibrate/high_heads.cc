@@ -52,6 +52,9 @@ Status make_high_heads(const CodecConfig& config, int period, CalibrationRun& ru
     const int n_high = (shape.n_value_heads + 3) / 4;
     LayerPlan& plan = result.plan.layers.emplace_back();
     plan.high = top_units(risk, n_high);
+    for (std::size_t h = 0; h < risk.size(); ++h) {
+      if (plan.high[h] == 0) result.cost += risk[h];
+    }
     LayerSummary& summary = result.layers.emplace_back(
         summarise_layer(run, meter, l, [&](int head, int) { return int{plan.high[at(head)]}; }));
     summary.mean_bits = kLowBits + (kHighBits - kLowBits) * n_high / shape.n_value_heads;

@@ -63,6 +63,7 @@ class RowBits {
     problem.budget = budget_;
     SP_ASSIGN_OR_RETURN(const Allocation allocation, allocate_rest(problem, pivots, solver_));
     set_bits(allocation.bits, layers_);
+    result.cost = allocation.cost;
     report(meter, interval, allocation, result);
     result.plan.layers = std::move(layers_);
     return {};

@@ -168,6 +168,26 @@ TEST(Allocate, EqualCostsTakeTheFewestBits) {
   }
 }
 
+TEST(Allocate, EqualCostsAndBitsTakeTheNarrowerLaterUnit) {
+  auto result = allocate_exact({{4, 6}, {2, 1, 2, 1}, 10});
+  ASSERT_TRUE(result.ok());
+  EXPECT_THAT(result->bits, ElementsAre(6, 4));
+}
+
+// Units that leave the narrowest width at one multiplier, all or none: the repair shares out the
+// rest.
+TEST(Allocate, RepairSkipsStaleUpgradesAndGoesOnFromNewWidths) {
+  // Units 0 and 1 jump to 8; then "4 to 6" of either is stale and must not pull it back.
+  auto stale = allocate_lagrangian({{4, 6, 8}, {10, 9, 0, 10, 9, 0, 10, 9, 0}, 22});
+  ASSERT_TRUE(stale.ok());
+  EXPECT_THAT(stale->bits, ElementsAre(8, 8, 6));
+  // Unit 0 jumps, unit 1 cannot any more, unit 2 takes two steps.
+  auto steps =
+      allocate_lagrangian({{2, 4, 6, 8}, {10, 10, 10, 0, 10, 10, 10, 0, 5, 4, 3.5, 3.4}, 16});
+  ASSERT_TRUE(steps.ok());
+  EXPECT_THAT(steps->bits, ElementsAre(8, 2, 6));
+}
+
 // Curves like those of a codec, D ~ 4^-b: the repair leaves at most one step of one unit unused.
 TEST(Allocate, LagrangianIsNearTheOptimumOnConvexCurves) {
   std::mt19937_64 random(2);

@@ -9,9 +9,13 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <numeric>
+#include <random>
 
 #include "base/progress.hpp"
 #include "calibrate/allocate.hpp"
+#include "calibrate/error_meter.hpp"
+#include "calibrate/run.hpp"
 #include "scheme/config.hpp"
 #include "scheme/layers.hpp"
 #include "synthetic.hpp"
@@ -22,6 +26,7 @@ namespace {
 using ::statepack::testing::random_tokens;
 using ::statepack::testing::SyntheticModel;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const std::vector<LayerShape> kScalar = {{1, 3, 32, 16, Gate::kScalar},
@@ -194,6 +199,10 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& want) 
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-6f * want[i]);
 }
 
+// The oracle's states come from double, rounded once; the collector's are f32 sums, 1e-6 away. At 8
+// bits a rounding error is about 1e-2 of the state's, and 1e-6 more of either flips few codes.
+void expect_cost(double got, double want) { EXPECT_NEAR(got, want, 1e-3 * want); }
+
 // Rows of a head-wise plan: [global head] -> bits.
 std::vector<int> head_bits(const Plan& plan) {
   std::vector<int> bits;
@@ -262,6 +271,7 @@ void check_scalar(CombineDomains how, const std::vector<CalibrationText>& texts,
   problem.budget = nominal * n - 8 * n_pivots;
   const Allocation want = *allocate_rest(problem, top_units(risk, n_pivots), allocate_exact);
   EXPECT_EQ(head_bits(plan), std::vector<int>(want.bits.begin(), want.bits.end()));
+  expect_cost(result->cost, want.cost);
 }
 
 TEST(Calibrate, HeadWidthsEqualAPlainLoop) {
@@ -340,6 +350,7 @@ TEST(Calibrate, RowWidthsEqualAPlainLoop) {
   got.insert(got.end(), plan.layers[1].bits.begin(), plan.layers[1].bits.end());
   EXPECT_EQ(got, want.bits);
   EXPECT_EQ(std::count(got.begin(), got.end(), 16), 3);
+  expect_cost(result->cost, want.cost);
 }
 
 void check_pace(std::vector<LayerShape> shapes, CombineDomains how) {
@@ -353,6 +364,7 @@ void check_pace(std::vector<LayerShape> shapes, CombineDomains how) {
   const Oracle oracle(fixture, "pace:4/8", 24, 1, [&](int layer, int) {
     return LayerPlan{{}, {}, std::vector<std::uint8_t>(shapes[layer].n_value_heads, 0)};
   });
+  double low = 0;
   for (std::size_t l = 0; l < shapes.size(); ++l) {
     std::vector<double> risk;
     for (int h = 0; h < shapes[l].n_value_heads; ++h) {
@@ -370,7 +382,10 @@ void check_pace(std::vector<LayerShape> shapes, CombineDomains how) {
       risk.push_back(most);
     }
     EXPECT_EQ(result->plan.layers[l].high, top_units(risk, 1)) << l;  // ceil(2/4), ceil(3/4)
+    low += std::accumulate(risk.begin(), risk.end(), 0.0) -
+           *std::max_element(risk.begin(), risk.end());
   }
+  expect_cost(result->cost, low);
 }
 
 TEST(Calibrate, HighHeadsEqualAPlainLoop) {
@@ -535,12 +550,11 @@ TEST(Calibrate, SaysWhatIsWrong) {
   }
 }
 
-// Shows one chunk of constants for every 8 tokens of every head.
+// Shows one chunk of constants for every 8 tokens of every head; the state is S all the time.
 Status constant_prefill(const std::vector<LayerShape>& shapes, std::span<const std::int32_t> tokens,
-                        ChunkObserver& observer, float q, float g, float state) {
+                        ChunkObserver& observer, float q, float g, const std::vector<float>& S) {
   for (int l = 0; l < static_cast<int>(shapes.size()); ++l) {
-    const std::size_t n = static_cast<std::size_t>(shapes[l].K) * shapes[l].V;
-    const std::vector<float> queries(n, q), keys(n, 0.1f), gates(8, g), S(n, state);
+    const std::vector<float> queries(S.size(), q), keys(S.size(), 0.1f), gates(S.size(), g);
     for (int h = 0; h < shapes[l].n_value_heads; ++h) {
       for (std::size_t t = 0; t < tokens.size(); t += 8) {
         ChunkView chunk;
@@ -564,7 +578,8 @@ TEST(Calibrate, RefusesWhatIsNotFiniteAndLivesWithExtremes) {
     return calibrate(
         scheme_of("stepquant:6"), kScalar, "", one_text(), small_options(),
         [&](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
-          return constant_prefill(kScalar, tokens, observer, q, g, state);
+          return constant_prefill(kScalar, tokens, observer, q, g,
+                                  std::vector<float>(32 * 16, state));
         },
         threads);
   };
@@ -583,6 +598,119 @@ TEST(Calibrate, RefusesWhatIsNotFiniteAndLivesWithExtremes) {
       for (float w : result->plan.layers[0].row_weight) EXPECT_FLOAT_EQ(w, 1);
       EXPECT_FALSE(result->layers[0].text().empty());
     }
+  }
+}
+
+// A pivot is worth what half precision saves: nothing where values lie beyond its range.
+TEST(Calibrate, RowsBeyondHalfPrecisionAreNoPivots) {
+  std::vector<float> S;
+  for (int i = 0; i < 8; ++i) {
+    for (int j = 0; j < 16; ++j) {
+      const float x = 1 + 0.01f * float((i * 7 + j * 3) % 11);
+      S.push_back(i == 2 ? 1e6f * x : i == 5 ? 100 * x : x);
+    }
+  }
+  CalibrationOptions options = small_options();
+  options.n_pivots = 1;
+  ThreadPool threads(1);
+  const std::vector<LayerShape> shapes = {{1, 1, 8, 16, Gate::kChannel}};
+  auto result = calibrate(
+      scheme_of("stepquant:6"), shapes, "", one_text(), options,
+      [&](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
+        return constant_prefill(shapes, tokens, observer, 1, -1, S);
+      },
+      threads);
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->plan.layers[0].bits[5], 16);
+  EXPECT_NE(result->plan.layers[0].bits[2], 16);
+}
+
+TEST(CalibrationRun, SamplesEveryIntervalOfEachSegment) {
+  const auto texts = two_texts();
+  CalibrationOptions options = small_options();
+  options.segment_tokens = 10;
+  ThreadPool threads(1);
+  const PrefillPass none;
+  const CalibrationRun run(kScalar, texts, options, none, threads);
+  const Samples samples = run.every(4);
+  EXPECT_THAT(samples.updates,
+              ElementsAre(ElementsAre(4, 8, 14, 18, 24, 28), ElementsAre(4, 8, 14, 18, 24, 28)));
+  EXPECT_THAT(samples.domains[0], ElementsAre(0, 0, 0, 0, 1, 1));
+}
+
+TEST(CalibrationRun, DrawsSnapshotsFromEachTextAndForEachLayerAnew) {
+  const auto texts = two_texts();
+  CalibrationOptions options = small_options();
+  options.n_snapshots = 5;
+  ThreadPool threads(1);
+  const PrefillPass none;
+  const CalibrationRun run(kScalar, texts, options, none, threads);
+  const Samples samples = run.draw_samples(8);
+  for (int l = 0; l < 2; ++l) {
+    EXPECT_THAT(samples.domains[l], ElementsAre(0, 0, 0, 1, 1));
+    for (std::size_t i = 0; i < 5; ++i) {
+      EXPECT_EQ(samples.updates[l][i] % 8, 0);
+      EXPECT_EQ(samples.updates[l][i] > 144, samples.domains[l][i] == 1);  // 2 segments of 72
+      EXPECT_LE(samples.updates[l][i], 216);
+    }
+  }
+  EXPECT_NE(samples.updates[0], samples.updates[1]);
+}
+
+// Each head is compiled alone; a codec of the whole layer must leave the same errors.
+TEST(ErrorMeter, EqualsTheCodecOfTheWholeLayer) {
+  const LayerShape shape{1, 3, 8, 16, Gate::kChannel};
+  std::mt19937_64 random(3);
+  std::vector<std::vector<LayerPlan>> variants(2);
+  for (auto& variant : variants) {
+    LayerPlan plan;
+    for (int i = 0; i < 3 * 8; ++i) {
+      plan.bits.push_back(static_cast<std::uint8_t>(2 + 2 * (random() % 4)));
+      plan.row_weight.push_back(std::exp2(static_cast<float>(random() % 7) - 3));
+    }
+    variant.push_back(plan);
+  }
+  const CodecConfig config = *codec_config(scheme_of("stepquant:4"));
+  auto meter = ErrorMeter::make(config, {shape}, variants, 2);
+  ASSERT_TRUE(meter.ok()) << meter.status().message();
+  for (int h = 0; h < 3; ++h) {
+    std::vector<std::vector<double>> error(2, std::vector<double>(8));
+    std::vector<double> rows(8), columns(16);
+    for (int n = 0; n < 3; ++n) {
+      std::vector<float> X(8 * 16);
+      for (float& x : X) x = static_cast<float>(random() >> 40) * 0x1p-24f - 0.5f;
+      meter->add(0, h, n % 2, X.data());
+      for (int v = 0; v < 2; ++v) {
+        auto codec = *config.info->make(config, shape, &variants[v][0]);
+        std::vector<std::uint8_t> page(codec->page_bytes());
+        std::vector<std::byte> scratch(codec->scratch_bytes());
+        std::vector<float> restored(X.size());
+        codec->encode(h, X.data(), page.data(), 0, {scratch});
+        codec->decode(h, page.data(), restored.data(), {scratch});
+        for (int i = 0; i < 8; ++i) {
+          for (int j = 0; j < 16; ++j) {
+            error[v][i] += std::pow(double{restored[i * 16 + j]} - X[i * 16 + j], 2);
+          }
+        }
+      }
+      for (int i = 0; i < 8; ++i) {
+        for (int j = 0; j < 16; ++j) {
+          rows[i] += std::pow(double{X[i * 16 + j]}, 2);
+          columns[j] += std::pow(double{X[i * 16 + j]}, 2);
+        }
+      }
+    }
+    ErrorMeter::Sums all = meter->sums(0, h, 0);
+    EXPECT_EQ(all.n_states, 2);
+    all.add(meter->sums(0, h, 1));
+    EXPECT_EQ(all.n_states, 3);
+    for (int i = 0; i < 8; ++i) {
+      for (int v = 0; v < 2; ++v) {
+        EXPECT_NEAR(all.row_error[v][i], error[v][i], 1e-12 * error[v][i]) << h << " " << v;
+      }
+      EXPECT_NEAR(all.row_power[i], rows[i], 1e-12 * rows[i]);
+    }
+    for (int j = 0; j < 16; ++j) EXPECT_NEAR(all.column_power[j], columns[j], 1e-12 * columns[j]);
   }
 }
 
@@ -612,7 +740,8 @@ TEST(CalibrateDeathTest, StopsBetweenSegmentsWhenInterrupted) {
             scheme_of("stepquant:6"), kScalar, "", one_text(), small_options(),
             [&](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
               if (++n_calls == 2) std::raise(SIGINT);
-              return constant_prefill(kScalar, tokens, observer, 1, -1, 1);
+              return constant_prefill(kScalar, tokens, observer, 1, -1,
+                                      std::vector<float>(32 * 16, 1));
             },
             threads);
         std::fprintf(stderr, "%s after %d", result.status().message().c_str(), n_calls);

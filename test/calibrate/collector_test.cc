@@ -226,7 +226,9 @@ TEST(Draw, MultiplesAreDistinctAscendingAndInRange) {
 TEST(Draw, MultiplesAreUniform) {
   std::vector<int> count(20);
   for (std::uint64_t seed = 0; seed < 4000; ++seed) {
-    for (auto update : draw_multiples(1, 20, 1, 5, derive_seed(7, seed))) ++count[update - 1];
+    const auto drawn = draw_multiples(1, 20, 1, 5, derive_seed(7, seed));
+    EXPECT_EQ(drawn.size(), 5u);
+    for (auto update : drawn) ++count[update - 1];
   }
   for (int n : count) EXPECT_NEAR(n, 1000, 165);
 }
