@@ -1,0 +1,227 @@
+// Linear layers of both paths against sums in double precision; and the bits of a row against the
+// company it is in.
+#include "model/linear.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "base/half.hpp"
+
+namespace statepack {
+namespace {
+
+struct Matrix {
+  std::vector<std::byte> bytes;
+  std::vector<float> values;  ///< what is stored, widened
+  Linear linear;
+};
+
+Matrix make(DType dtype, std::int64_t N, std::int64_t K, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  Matrix m;
+  const std::size_t size = dtype_bytes(dtype);
+  m.bytes.resize(std::size_t(N * K) * size);
+  for (std::int64_t i = 0; i < N * K; ++i) {
+    const float x = normal(rng);
+    std::byte* at = m.bytes.data() + std::size_t(i) * size;
+    if (dtype == DType::kF32) {
+      std::memcpy(at, &x, 4);
+      m.values.push_back(x);
+      continue;
+    }
+    const std::uint16_t h = dtype == DType::kBF16 ? f32_to_bf16(x) : f32_to_f16(x);
+    std::memcpy(at, &h, 2);
+    m.values.push_back(dtype == DType::kBF16 ? bf16_to_f32(h) : f16_to_f32(h));
+  }
+  m.linear = Linear(dtype, m.bytes.data(), N, K);
+  return m;
+}
+
+std::vector<float> random_rows(std::int64_t n, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<std::size_t>(n));
+  for (float& v : x) v = normal(rng);
+  return x;
+}
+
+std::vector<float> run(const Linear& w, const float* x, std::int64_t x_stride, std::int64_t n_rows,
+                       GemmPath path, int n_threads) {
+  ThreadPool threads(n_threads);
+  LinearRunner runner(threads);
+  std::vector<float> y(std::size_t(n_rows * w.n_out()), NAN);
+  const LinearJob job{&w, x, x_stride, n_rows, y.data(), w.n_out()};
+  runner.run({&job, 1}, path);
+  return y;
+}
+
+// Any order of K products and additions errs by at most K 2^-24 sum|terms|; the orders used here
+// have chains of at most K / 8, so K 2^-24 leaves room.
+void expect_product(const Matrix& m, const std::vector<float>& x, std::int64_t x_stride,
+                    std::int64_t n_rows, const std::vector<float>& y) {
+  const std::int64_t N = m.linear.n_out(), K = m.linear.n_in();
+  for (std::int64_t r = 0; r < n_rows; ++r) {
+    for (std::int64_t n = 0; n < N; ++n) {
+      double sum = 0, magnitude = 0;
+      for (std::int64_t k = 0; k < K; ++k) {
+        const double term =
+            double{x[std::size_t(r * x_stride + k)]} * m.values[std::size_t(n * K + k)];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      ASSERT_NEAR(y[std::size_t(r * N + n)], sum, double(K) * 0x1p-24 * magnitude)
+          << "row " << r << " output " << n << " of " << N << " K " << K;
+    }
+  }
+}
+
+constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+
+TEST(Linear, InvariantPathIsTheProduct) {
+  for (DType dtype : kTypes) {
+    for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                               {3, 5},
+                               {4, 31},
+                               {5, 32},
+                               {7, 33},
+                               {64, 48},
+                               {65, 63},
+                               {130, 100},
+                               {66, 384}}) {
+      const Matrix m = make(dtype, N, K, 1);
+      for (std::int64_t n_rows : {1, 2, 3, 4, 5, 7, 16, 19}) {
+        const auto x = random_rows(n_rows * (K + 3), 2);
+        expect_product(m, x, K + 3, n_rows,
+                       run(m.linear, x.data(), K + 3, n_rows, GemmPath::kInvariant, 1));
+      }
+    }
+  }
+}
+
+TEST(Linear, PrefillPathIsTheProduct) {
+  for (DType dtype : kTypes) {
+    for (const auto& [N, K] :
+         {std::pair<std::int64_t, std::int64_t>{5, 7}, {300, 33}, {48, 2100}}) {
+      const Matrix m = make(dtype, N, K, 3);
+      for (std::int64_t n_rows : {1, 17, 256, 300}) {
+        const auto x = random_rows(n_rows * (K + 1), 4);
+        expect_product(m, x, K + 1, n_rows,
+                       run(m.linear, x.data(), K + 1, n_rows, GemmPath::kPrefill, 2));
+      }
+    }
+  }
+}
+
+TEST(Linear, ARowHasTheSameBitsInAnyCompany) {
+  constexpr std::int64_t kRows = 33;
+  for (DType dtype : kTypes) {
+    for (std::int64_t K : {40, 384}) {
+      const Matrix m = make(dtype, 150, K, 5);
+      const auto x = random_rows(kRows * K, 6);
+      const auto all = run(m.linear, x.data(), K, kRows, GemmPath::kInvariant, 1);
+      for (int n_threads : {2, 3}) {
+        EXPECT_EQ(all, run(m.linear, x.data(), K, kRows, GemmPath::kInvariant, n_threads));
+      }
+      for (std::int64_t first = 0; first < kRows; ++first) {
+        for (std::int64_t n : {1, 2, 3, 6}) {
+          if (first + n > kRows) continue;
+          const auto some = run(m.linear, x.data() + first * K, K, n, GemmPath::kInvariant, 1);
+          ASSERT_EQ(0, std::memcmp(some.data(), all.data() + first * 150,
+                                   std::size_t(n * 150) * sizeof(float)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, AnOutputHasTheSameBitsInAnyMatrix) {
+  const Matrix m = make(DType::kBF16, 150, 96, 7);
+  const auto x = random_rows(5 * 96, 8);
+  const auto all = run(m.linear, x.data(), 96, 5, GemmPath::kInvariant, 1);
+  for (std::int64_t begin : {1, 2, 63, 149}) {
+    const auto some = run(m.linear.rows(begin, 1), x.data(), 96, 5, GemmPath::kInvariant, 1);
+    for (std::int64_t r = 0; r < 5; ++r)
+      EXPECT_EQ(some[std::size_t(r)], all[std::size_t(r * 150 + begin)]);
+  }
+}
+
+TEST(Linear, PrefillBitsDoNotDependOnThreads) {
+  const Matrix m = make(DType::kBF16, 600, 200, 9);
+  const auto x = random_rows(512 * 200, 10);
+  const auto one = run(m.linear, x.data(), 200, 512, GemmPath::kPrefill, 1);
+  for (int n : {2, 3}) EXPECT_EQ(one, run(m.linear, x.data(), 200, 512, GemmPath::kPrefill, n));
+}
+
+TEST(Linear, PermutedRowsMoveOutputs) {
+  const Matrix m = make(DType::kBF16, 6, 40, 11);
+  const auto x = random_rows(300 * 40, 12);
+  const Linear turned = m.linear.permuted({5, 0, 3, 3});
+  for (GemmPath path : {GemmPath::kInvariant, GemmPath::kPrefill}) {
+    const auto plain = run(m.linear, x.data(), 40, 300, path, 1);
+    const auto moved = run(turned, x.data(), 40, 300, path, 1);
+    for (std::size_t r = 0; r < 300; ++r) {
+      EXPECT_NEAR(moved[r * 4 + 0], plain[r * 6 + 5], 1e-4);
+      EXPECT_NEAR(moved[r * 4 + 1], plain[r * 6 + 0], 1e-4);
+      EXPECT_NEAR(moved[r * 4 + 2], plain[r * 6 + 3], 1e-4);
+      EXPECT_EQ(moved[r * 4 + 2], moved[r * 4 + 3]);
+    }
+  }
+}
+
+// Jobs of one run may share an input or not, differ in dtype, and be empty.
+TEST(Linear, JobsOfOneRunDoNotDisturbOneAnother) {
+  const Matrix a = make(DType::kBF16, 70, 64, 13), b = make(DType::kF32, 9, 64, 14),
+               c = make(DType::kBF16, 33, 48, 15);
+  const auto x = random_rows(7 * 64, 16), z = random_rows(3 * 48, 17);
+  ThreadPool threads(2);
+  LinearRunner runner(threads);
+  std::vector<float> ya(7 * 70), yb(7 * 9), yc(3 * 33), ya2(7 * 70);
+  const LinearJob jobs[] = {{&a.linear, x.data(), 64, 7, ya.data(), 70},
+                            {&b.linear, x.data(), 64, 7, yb.data(), 9},
+                            {&c.linear, z.data(), 48, 3, yc.data(), 33},
+                            {&c.linear, z.data(), 48, 0, nullptr, 33},
+                            {&a.linear, x.data(), 64, 7, ya2.data(), 70}};
+  runner.run(jobs, GemmPath::kInvariant);
+  EXPECT_EQ(ya, run(a.linear, x.data(), 64, 7, GemmPath::kInvariant, 1));
+  EXPECT_EQ(yb, run(b.linear, x.data(), 64, 7, GemmPath::kInvariant, 1));
+  EXPECT_EQ(yc, run(c.linear, z.data(), 48, 3, GemmPath::kInvariant, 1));
+  EXPECT_EQ(ya, ya2);
+}
+
+// One row's NaN or Inf stays in that row.
+TEST(Linear, NonFiniteRowsDoNotSpread) {
+  const Matrix m = make(DType::kBF16, 20, 50, 18);
+  auto x = random_rows(6 * 50, 19);
+  const auto clean = run(m.linear, x.data(), 50, 6, GemmPath::kInvariant, 1);
+  x[2 * 50 + 7] = NAN;
+  x[4 * 50 + 49] = INFINITY;
+  const auto got = run(m.linear, x.data(), 50, 6, GemmPath::kInvariant, 1);
+  for (std::size_t r = 0; r < 6; ++r) {
+    for (std::size_t n = 0; n < 20; ++n) {
+      if (r == 2) {
+        EXPECT_TRUE(std::isnan(got[r * 20 + n]));
+      } else if (r == 4) {
+        EXPECT_FALSE(std::isfinite(got[r * 20 + n]));
+      } else {
+        EXPECT_EQ(got[r * 20 + n], clean[r * 20 + n]);
+      }
+    }
+  }
+}
+
+TEST(Linear, WidenGivesStoredValues) {
+  for (DType dtype : kTypes) {
+    const Matrix m = make(dtype, 3, 40, 20);
+    std::vector<float> out(17);
+    m.linear.widen(2, 5, 17, out.data());
+    for (std::size_t i = 0; i < 17; ++i) EXPECT_EQ(out[i], m.values[2 * 40 + 5 + i]);
+  }
+}
+
+}  // namespace
+}  // namespace statepack
