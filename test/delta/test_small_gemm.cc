@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "../simd_targets.hpp"
+
 namespace statepack {
 namespace {
 
@@ -18,7 +20,7 @@ std::vector<float> random_values(int n, unsigned seed) {
   return x;
 }
 
-TEST(SmallGemm, IsTheProduct) {
+void check_products() {
   for (int M : {1, 2, 4, 7}) {
     for (int N : {1, 5, 16, 17, 64, 100, 192}) {
       for (int K : {0, 1, 33, 128}) {
@@ -55,7 +57,11 @@ TEST(SmallGemm, IsTheProduct) {
   }
 }
 
-TEST(SmallGemm, ARowHasTheSameBitsInAnyCompany) {
+TEST(SmallGemm, IsTheProductOnEveryInstructionSet) {
+  testing::for_each_simd_target(check_products);
+}
+
+void check_company() {
   const int N = 100, K = 70;
   const auto A = random_values(9 * K, 4), B = random_values(K * N, 5);
   std::vector<float> all(9 * N), one(N);
@@ -65,6 +71,8 @@ TEST(SmallGemm, ARowHasTheSameBitsInAnyCompany) {
     EXPECT_EQ(one, std::vector<float>(all.begin() + m * N, all.begin() + (m + 1) * N));
   }
 }
+
+TEST(SmallGemm, ARowHasTheSameBitsInAnyCompany) { testing::for_each_simd_target(check_company); }
 
 }  // namespace
 }  // namespace statepack

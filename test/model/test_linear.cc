@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "../simd_targets.hpp"
 #include "base/half.hpp"
 
 namespace statepack {
@@ -82,7 +83,7 @@ void expect_product(const Matrix& m, const std::vector<float>& x, std::int64_t x
 
 constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
-TEST(Linear, InvariantPathIsTheProduct) {
+void check_invariant_path() {
   for (DType dtype : kTypes) {
     for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1, 1},
                                {3, 5},
@@ -103,6 +104,10 @@ TEST(Linear, InvariantPathIsTheProduct) {
   }
 }
 
+TEST(Linear, InvariantPathIsTheProductOnEveryInstructionSet) {
+  testing::for_each_simd_target(check_invariant_path);
+}
+
 TEST(Linear, PrefillPathIsTheProduct) {
   for (DType dtype : kTypes) {
     for (const auto& [N, K] :
@@ -117,7 +122,7 @@ TEST(Linear, PrefillPathIsTheProduct) {
   }
 }
 
-TEST(Linear, ARowHasTheSameBitsInAnyCompany) {
+void check_company() {
   constexpr std::int64_t kRows = 33;
   for (DType dtype : kTypes) {
     for (std::int64_t K : {40, 384}) {
@@ -138,6 +143,8 @@ TEST(Linear, ARowHasTheSameBitsInAnyCompany) {
     }
   }
 }
+
+TEST(Linear, ARowHasTheSameBitsInAnyCompany) { testing::for_each_simd_target(check_company); }
 
 TEST(Linear, AnOutputHasTheSameBitsInAnyMatrix) {
   const Matrix m = make(DType::kBF16, 150, 96, 7);
