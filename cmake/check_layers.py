@@ -6,8 +6,8 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "codec", "scheme", "delta", "pool", "calibrate", "model", "runtime", "eval",
-          "serve", "cli"]
+LAYERS = ["base", "codec", "scheme", "delta", "pool", "capi", "calibrate", "model", "runtime",
+          "eval", "serve", "cli"]
 SUFFIXES = {".cc", ".hpp", ".h", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
