@@ -395,6 +395,18 @@ TEST(Calibrate, HighHeadsEqualAPlainLoop) {
   }
 }
 
+TEST(Calibrate, AQuarterOfTheHeadsRoundedUpIsHigh) {
+  for (const auto& [n_heads, n_high] : {std::pair(1, 1), {4, 1}, {5, 2}, {8, 2}, {9, 3}}) {
+    Fixture fixture({{1, n_heads, 32, 16, Gate::kScalar}});
+    fixture.options.interval = 24;
+    fixture.options.n_segments = 1;
+    auto result = fixture.run("pace:4/8");
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    const auto& high = result->plan.layers[0].high;
+    EXPECT_EQ(std::count(high.begin(), high.end(), 1), n_high) << n_heads;
+  }
+}
+
 std::string bytes_of(const Plan& plan) {
   const std::string path = (std::filesystem::path(::testing::TempDir()) /
                             ("plan_" + std::to_string(::getpid()) + ".safetensors"))
@@ -439,7 +451,10 @@ TEST(Calibrate, SamePlanForAnyThreadsAndMemory) {
     EXPECT_EQ(streamed->n_passes, made.n_passes_without_memory);
     EXPECT_EQ(bytes_of(streamed->plan), bytes) << made.scheme;
     fixture.options.seed = 1;
-    EXPECT_NE(bytes_of(fixture.run(made.scheme)->plan), bytes);
+    auto other = fixture.run(made.scheme);
+    ASSERT_TRUE(other.ok());
+    EXPECT_EQ(other->plan.settings["seed"], "1");
+    EXPECT_NE(bytes_of(other->plan), bytes);
   }
 }
 
