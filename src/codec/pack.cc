@@ -116,7 +116,7 @@ void unpack(const std::uint8_t* in, std::int64_t n, int bits, std::uint8_t* code
     case 7:
       return unpack_words<7, kSigned>(in, n, codes);
     case 8:
-      std::memcpy(codes, in, static_cast<std::size_t>(n));
+      std::copy_n(in, n, codes);
       return;
     default:
       SP_CHECK(false, "codes have 2 to 8 bits");
@@ -143,7 +143,7 @@ void pack_codes(const std::uint8_t* codes, std::int64_t n, int bits, std::uint8_
     case 7:
       return pack_words<7>(codes, n, out);
     case 8:
-      std::memcpy(out, codes, static_cast<std::size_t>(n));
+      std::copy_n(codes, n, out);
       return;
     default:
       SP_CHECK(false, "codes have 2 to 8 bits");

@@ -101,6 +101,15 @@ inline std::vector<LayerShape> test_shapes() {
           {1, 2, 1, 5, Gate::kScalar},     {1, 2, 9, 1, Gate::kChannel}};
 }
 
+/// All shapes for a codec as it is by default, the small ones for every combination of options.
+inline std::vector<LayerShape> shapes_for(const CodecConfig& config) {
+  std::vector<LayerShape> shapes = test_shapes();
+  if (config.options != default_config(*config.info, config.arg).options) {
+    std::erase_if(shapes, [](const LayerShape& shape) { return shape.n_values() > 20000; });
+  }
+  return shapes;
+}
+
 /// A plan with something in it for every codec: all widths, weights from 1/2 to 2.
 inline LayerPlan test_plan(const LayerShape& shape) {
   constexpr std::uint8_t kWidths[] = {4, 6, 2, 8, 16};

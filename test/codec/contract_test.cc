@@ -14,6 +14,7 @@ namespace {
 
 using testing::all_configs;
 using testing::name_of;
+using testing::shapes_for;
 using testing::test_plan;
 using testing::test_shapes;
 using testing::test_states;
@@ -65,7 +66,7 @@ TEST(CodecList, NamesIdsAndDefaultsAreSound) {
 // heads' bytes are disjoint and fill the page up to its padding.
 TEST(CodecContract, WritesItsOwnBytesAndAllOfThem) {
   for (const CodecConfig& config : all_configs()) {
-    for (const LayerShape& shape : test_shapes()) {
+    for (const LayerShape& shape : shapes_for(config)) {
       const std::unique_ptr<LayerCodec> codec = make(config, shape);
       if (codec == nullptr) continue;
       ASSERT_EQ(codec->shape(), shape);
@@ -101,7 +102,7 @@ TEST(CodecContract, WritesItsOwnBytesAndAllOfThem) {
 
 TEST(CodecContract, DecodesOnlyItsHeadToTheSameValuesFromAnyScratch) {
   for (const CodecConfig& config : all_configs()) {
-    for (const LayerShape& shape : test_shapes()) {
+    for (const LayerShape& shape : shapes_for(config)) {
       const std::unique_ptr<LayerCodec> codec = make(config, shape);
       if (codec == nullptr) continue;
       testing::Packed packed(*codec);
@@ -130,7 +131,7 @@ TEST(CodecContract, DecodesOnlyItsHeadToTheSameValuesFromAnyScratch) {
 
 TEST(CodecContract, ZeroPageIsTheZeroState) {
   for (const CodecConfig& config : all_configs()) {
-    for (const LayerShape& shape : test_shapes()) {
+    for (const LayerShape& shape : shapes_for(config)) {
       const std::unique_ptr<LayerCodec> codec = make(config, shape);
       if (codec == nullptr) continue;
       testing::Packed packed(*codec);
@@ -144,7 +145,7 @@ TEST(CodecContract, ZeroPageIsTheZeroState) {
 // Finite stays finite, zero stays zero, and no ordinary state gets worse than one not kept at all.
 TEST(CodecContract, KeepsStatesFiniteZeroAndClose) {
   for (const CodecConfig& config : all_configs()) {
-    for (const LayerShape& shape : test_shapes()) {
+    for (const LayerShape& shape : shapes_for(config)) {
       const std::unique_ptr<LayerCodec> codec = make(config, shape);
       if (codec == nullptr) continue;
       testing::Packed packed(*codec);

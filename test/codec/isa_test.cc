@@ -14,7 +14,7 @@ namespace {
 void expect_same_bytes(IsaRun* run) {
   int n_compared = 0;
   for (const CodecConfig& config : testing::all_configs()) {
-    for (const LayerShape& shape : testing::test_shapes()) {
+    for (const LayerShape& shape : testing::shapes_for(config)) {
       const LayerPlan plan = testing::test_plan(shape);
       const auto codec = config.info->make(config, shape, &plan);
       if (!codec.ok()) continue;

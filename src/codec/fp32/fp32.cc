@@ -7,7 +7,7 @@
 namespace statepack {
 namespace {
 
-// Page: f32 [HV][K][V].
+// Page: f32 [HV][K][V]; it must start at a multiple of 4 bytes for in_place().
 class Fp32Codec final : public LayerCodec {
  public:
   explicit Fp32Codec(const LayerShape& shape)
