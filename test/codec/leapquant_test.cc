@@ -584,6 +584,43 @@ TEST(Leapquant, ClippingNeverRaisesTheSquaredError) {
   }
 }
 
+// Uniform numbers under one outlier a column: what the outlier loses, many others gain.
+TEST(Leapquant, ClippingTakesTheBestFactorOfEachColumn) {
+  constexpr std::size_t K = 640, V = 32;
+  State X(K * V);
+  std::mt19937 random(42);
+  std::uniform_real_distribution<float> uniform(-0.49f, 0.49f);
+  for (float& x : X) x = uniform(random);
+  for (std::size_t j = 0; j < V; ++j) X[17 * j * V + j] = 0.5f + 0.5f * static_cast<float>(j) / V;
+  float shortest = 1;
+  for (int bits : {6, 4}) {
+    const LeapquantCodec whole(shape_of(1, K, V), {.bits = bits, .rank = 0});
+    const LeapquantCodec clipped(shape_of(1, K, V), {.bits = bits, .rank = 0, .clip = true});
+    const auto before = whole.dump(0, test::encode(whole, X));
+    const auto after = clipped.dump(0, test::encode(clipped, X));
+    EXPECT_EQ(before.s_k, after.s_k);
+    for (std::size_t j = 0; j < V; ++j) {
+      const auto column_error = [&](double s_v) {
+        double sum = 0;
+        for (std::size_t i = 0; i < K; ++i) {
+          const double step = before.s_k[i] * s_v / qmax_of(bits), limit = qmax_of(bits);
+          sum += std::pow(
+              X[i * V + j] - step * std::clamp(std::nearbyint(X[i * V + j] / step), -limit, limit),
+              2);
+        }
+        return sum;
+      };
+      double best = INFINITY;
+      for (int percent = 50; percent <= 100; percent += 5) {
+        best = std::min(best, column_error(double{before.s_v[j]} * percent / 100));
+      }
+      EXPECT_LE(column_error(after.s_v[j]), best * (1 + 1e-4));
+      shortest = std::min(shortest, after.s_v[j] / before.s_v[j]);
+    }
+  }
+  EXPECT_FLOAT_EQ(shortest, 0.5f);
+}
+
 TEST(Leapquant, HalfPrecisionScalesCostLittle) {
   const State heads = test::trained_states();
   for (int bits : {8, 6, 4}) {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/hash.hpp"
+#include "codec/stepquant/fit.hpp"
 #include "states.hpp"
 
 namespace statepack {
@@ -781,6 +782,13 @@ TEST_P(StepquantEdges, TinyValuesKeepTheSmallestScales) {
   }
 }
 
+TEST_P(StepquantEdges, SmallWeightsMeetTheFloorOfTheMean) {
+  LayerPlan plan = uniform_plan(K, 4);
+  plan.row_weight[2] = 0x1p-20f;
+  const auto codec = make(shape_of(1, K, V, GetParam()), plan);
+  EXPECT_EQ(codec->dump(0, test::encode(*codec, State(K * V))).r[2], h16(1e-10f * 0x1p10f));
+}
+
 TEST_P(StepquantEdges, LargeScalesClampAndCodesSaturate) {
   for (int bits : {4, 6, 8}) {
     State X(K * V, 3e38f);
@@ -857,6 +865,20 @@ TEST_P(StepquantEdges, RankOneState) {
   // |Y| is the same in a column for all rows, up to sqrt of the row factor: fitted well.
   EXPECT_LT(test::mean_square_error(X, encode_rows(8, X)),
             1e-4 * test::mean_square_error(X, State(X.size())));
+}
+
+TEST(Stepquant, RoundsHalvesToEvenAndTwoBitMagnitudesAtTwo) {
+  const std::vector<float> y = {-9, -7.5f, -1.5f, -0.5f, 0, 0.5f, 1.5f, 2.5f, 7.4f, 1e30f};
+  const std::vector<float> ones(y.size(), 1.0f);
+  std::vector<std::uint8_t> u(y.size());
+  stepquant::encode(y.data(), ones.data(), static_cast<std::int64_t>(y.size()), 7, u.data());
+  EXPECT_THAT(u, ElementsAre(0, 0, 5, 7, 7, 7, 9, 9, 14, 14));
+
+  const float below = std::nextafter(2.0f, 0.0f);
+  const std::vector<float> m = {-2, -below, -0.0f, 0, below, 2};
+  stepquant::encode_signed(m.data(), ones.data(), static_cast<std::int64_t>(m.size()), u.data());
+  u.resize(m.size());
+  EXPECT_THAT(u, ElementsAre(0, 1, 2, 2, 2, 3));
 }
 
 // ---- Plans that are refused

@@ -1,6 +1,5 @@
 #include "codec/leapquant/fit.hpp"
 
-#include <bit>
 #include <cmath>
 
 #include "base/half.hpp"
@@ -13,6 +12,7 @@ namespace {
 
 // Below this share of its length, what is left of a column is rounding noise of the projections
 // (about 2^-24 sqrt(n)), and without it the state loses less than the halves of the factors do.
+// Columns whose squares leave the range of f32 become zero too; halves could not hold them either.
 constexpr float kMinRemainder = 1e-5f;
 
 // sum_p key[p * stride] value[p][j] onto (sign +1) or off (sign -1) x[j], for a constant R.
@@ -54,12 +54,6 @@ template <int R>
   }
 }
 
-// A power of two that brings x near 1, so that squares of tiny and huge columns stay in range.
-inline float rescale_to_one(float x) {
-  const std::uint32_t exponent = std::bit_cast<std::uint32_t>(x) >> 23;  // x >= 0
-  return std::bit_cast<float>((exponent < 253 ? 254 - exponent : 1) << 23);
-}
-
 }  // namespace
 
 SP_CLONES void times(const float* X, std::int64_t K, std::int64_t V, const float* Q, int R,
@@ -83,13 +77,6 @@ SP_CLONES void transposed_times(const float* __restrict X, std::int64_t K, std::
 SP_CLONES void orthonormalise(float* x, std::int64_t n, int R) {
   for (int p = 0; p < R; ++p) {
     float* __restrict column = x + p * n;
-    float peak = 0;
-    for (std::int64_t j = 0; j < n; ++j) {
-      const float a = std::fabs(column[j]);
-      peak = a > peak ? a : peak;
-    }
-    const float rescale = rescale_to_one(peak);
-    for (std::int64_t j = 0; j < n; ++j) column[j] *= rescale;
     const float before = std::sqrt(lane_dot(column, column, n));
     for (int pass = 0; pass < 2; ++pass) {
       for (int q = 0; q < p; ++q) {

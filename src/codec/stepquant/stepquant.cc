@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "base/check.hpp"
 #include "codec/options.hpp"
@@ -20,9 +21,9 @@ static_assert(std::endian::native == std::endian::little, "pages hold little-end
 
 constexpr int kPivotBits = 16;
 constexpr float kMinMean = 1e-20f;  // floor of m
-constexpr float kMinDen = 1e-30f;   // floor of den
 // Weights have geometric mean 1 and come from the eighth root of a row impact; beyond this range
-// they can only be damage, and (w r n)^2 would leave the range of f32.
+// they can only be damage. Within it (w r n)^2 lies in [2^-88, 2^84], so a den that is not zero
+// needs no floor (the published one is 1e-30).
 constexpr float kMaxWeight = 0x1p20f;
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -50,14 +51,30 @@ void read_halves(const std::uint8_t* stored, std::int64_t n, std::uint16_t* half
   load_scales(half, n, value);
 }
 
-// Constant sizes become single moves.
-template <std::size_t kBytes>
-void scatter_runs(const std::uint8_t* run, int n, std::int64_t stride, std::uint8_t* to) {
-  for (int t = 0; t < n; ++t) std::memcpy(to + t * stride, run + t * kBytes, kBytes);
-}
-template <std::size_t kBytes>
-void gather_runs(const std::uint8_t* from, int n, std::int64_t stride, std::uint8_t* run) {
-  for (int t = 0; t < n; ++t) std::memcpy(run + t * kBytes, from + t * stride, kBytes);
+// Runs `body` with the size of a run as a constant, so that its copies become single moves. Tiles
+// of 16 or 4 columns have these sizes; a state narrower than a tile has one run a row, of any size.
+template <class Body>
+void with_run_size(std::int64_t n_bytes, Body&& body) {
+  switch (n_bytes) {
+    case 1:
+      return body(std::integral_constant<std::size_t, 1>());
+    case 2:
+      return body(std::integral_constant<std::size_t, 2>());
+    case 3:
+      return body(std::integral_constant<std::size_t, 3>());
+    case 4:
+      return body(std::integral_constant<std::size_t, 4>());
+    case 8:
+      return body(std::integral_constant<std::size_t, 8>());
+    case 12:
+      return body(std::integral_constant<std::size_t, 12>());
+    case 16:
+      return body(std::integral_constant<std::size_t, 16>());
+    case 32:
+      return body(std::integral_constant<std::size_t, 32>());
+    default:
+      return body(static_cast<std::size_t>(n_bytes));
+  }
 }
 
 std::string row_name(int head, int i) {
@@ -123,7 +140,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
   codec->tile_ = std::min(scalar ? 16 : 4, V);
   codec->n_full_tiles_ = V / codec->tile_;
   codec->last_tile_ = V % codec->tile_;
-  codec->group_ = std::min(group, V);
+  codec->group_ = group;
   codec->heads_.resize(static_cast<std::size_t>(HV));
   codec->rows_.resize(n_rows);
 
@@ -210,82 +227,35 @@ std::size_t StepquantCodec::scratch_bytes() const {
   return size.n_bytes();
 }
 
+// From the runs of a row, one behind the other, to their places in the tiles.
 void StepquantCodec::scatter(const Head& head, const Row& row, const std::uint8_t* run,
                              std::uint8_t* page) const {
+  std::uint8_t* const codes = page + head.codes;
   const std::int64_t n_bytes = run_bytes(row.bits, tile_);
-  std::uint8_t* to = page + head.codes + row.offset;
-  switch (n_bytes) {
-    case 1:
-      scatter_runs<1>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 2:
-      scatter_runs<2>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 3:
-      scatter_runs<3>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 4:
-      scatter_runs<4>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 8:
-      scatter_runs<8>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 12:
-      scatter_runs<12>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 16:
-      scatter_runs<16>(run, n_full_tiles_, head.stride, to);
-      break;
-    case 32:
-      scatter_runs<32>(run, n_full_tiles_, head.stride, to);
-      break;
-    default:  // a state narrower than a tile has one tile
-      std::memcpy(to, run, static_cast<std::size_t>(n_bytes));
-  }
-  if (last_tile_ > 0) {
-    std::memcpy(page + head.codes + n_full_tiles_ * head.stride + row.last_offset,
-                run + n_full_tiles_ * n_bytes,
-                static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
-  }
+  with_run_size(n_bytes, [&](auto size) {
+    for (int t = 0; t < n_full_tiles_; ++t) {
+      std::memcpy(codes + t * head.stride + row.offset, run + t * n_bytes, size);
+    }
+  });
+  std::memcpy(codes + n_full_tiles_ * head.stride + row.last_offset, run + n_full_tiles_ * n_bytes,
+              static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
 }
 
 void StepquantCodec::gather(const Head& head, const Row& row, const std::uint8_t* page,
                             std::uint8_t* run) const {
+  const std::uint8_t* const codes = page + head.codes;
   const std::int64_t n_bytes = run_bytes(row.bits, tile_);
-  const std::uint8_t* from = page + head.codes + row.offset;
-  switch (n_bytes) {
-    case 1:
-      gather_runs<1>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 2:
-      gather_runs<2>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 3:
-      gather_runs<3>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 4:
-      gather_runs<4>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 8:
-      gather_runs<8>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 12:
-      gather_runs<12>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 16:
-      gather_runs<16>(from, n_full_tiles_, head.stride, run);
-      break;
-    case 32:
-      gather_runs<32>(from, n_full_tiles_, head.stride, run);
-      break;
-    default:
-      std::memcpy(run, from, static_cast<std::size_t>(n_bytes));
-  }
-  if (last_tile_ > 0) {
-    std::memcpy(run + n_full_tiles_ * n_bytes,
-                page + head.codes + n_full_tiles_ * head.stride + row.last_offset,
-                static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
-  }
+  with_run_size(n_bytes, [&](auto size) {
+    for (int t = 0; t < n_full_tiles_; ++t) {
+      std::memcpy(run + t * n_bytes, codes + t * head.stride + row.offset, size);
+    }
+  });
+  std::memcpy(run + n_full_tiles_ * n_bytes, codes + n_full_tiles_ * head.stride + row.last_offset,
+              static_cast<std::size_t>(run_bytes(row.bits, last_tile_)));
+}
+
+float StepquantCodec::norm(const Row& row) const {
+  return shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
 }
 
 void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
@@ -297,10 +267,6 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
     std::memset(page + head.codes, 0, static_cast<std::size_t>(head.code_bytes));
   }
 
-  // n_i = 2^(8 - b_i) with a gate per channel, else 1.
-  const auto norm = [&](const Row& row) {
-    return shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
-  };
   const int n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;  // columns that share a row scale
   const auto for_each_group = [&](auto&& body) {
@@ -363,9 +329,9 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
       }
     });
   }
-  //    c_j = den_j > 0 ? h16( num_j / max(den_j, 1e-30) ) : c0_j
+  //    c_j = den_j > 0 ? h16( num_j / den_j ) : c0_j
   for (int j = 0; j < V; ++j) {
-    const float c = a.den[j] > 0 ? a.num[j] / std::max(a.den[j], kMinDen) : a.c[j];
+    const float c = a.den[j] > 0 ? a.num[j] / a.den[j] : a.c[j];
     a.half[j] = encode_scale(c);
     a.c[j] = f16_to_f32(a.half[j]);
   }
@@ -407,8 +373,6 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
     }
     // Shat_ij = r_i c_j n_i z_ij
     unpack_codes(a.run, V, row.bits, a.u);
-    const float n_i =
-        shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
     const float step = head.signed_magnitude ? 2.0f : 1.0f;
     const float offset = head.signed_magnitude ? 3.0f : peak_code(row.bits);
     for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
@@ -417,7 +381,7 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
       if (r == 0.0f) {  // a page of zeros; the product would be -0
         std::fill_n(x + begin, n, 0.0f);
       } else {
-        stepquant::restore(a.u + begin, a.c + begin, n, r * n_i, step, offset, x + begin);
+        stepquant::restore(a.u + begin, a.c + begin, n, r * norm(row), step, offset, x + begin);
       }
     }
   }

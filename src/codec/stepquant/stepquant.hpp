@@ -89,6 +89,7 @@ class StepquantCodec final : public LayerCodec {
     return rows_[static_cast<std::size_t>(head) * static_cast<std::size_t>(shape_.K) +
                  static_cast<std::size_t>(i)];
   }
+  float norm(const Row& row) const;  // n = 2^(8 - b) with a gate per channel, else 1
   void scatter(const Head& head, const Row& row, const std::uint8_t* run, std::uint8_t* page) const;
   void gather(const Head& head, const Row& row, const std::uint8_t* page, std::uint8_t* run) const;
 
@@ -96,7 +97,7 @@ class StepquantCodec final : public LayerCodec {
   int tile_ = 0;  // T
   int n_full_tiles_ = 0;
   int last_tile_ = 0;  // columns of the shorter last tile, 0 when T divides V
-  int group_ = 0;      // columns of a group, at most V
+  int group_ = 0;      // columns of a group
   std::vector<Head> heads_;
   std::vector<Row> rows_;  // [HV][K]
   PayloadBytes payload_;
