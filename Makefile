@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 CCACHE := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-CXX_SOURCES = $(shell git ls-files '*.cc' '*.hpp' '*.h' '*.cu' '*.cuh')
+CXX_SOURCES = $(shell git ls-files '*.c' '*.cc' '*.hpp' '*.h' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help packages demo test build install format lint clean

@@ -1,4 +1,4 @@
-// Prints the bits per value that a scheme names, through the installed headers alone.
+// Reads a scheme's name through the installed C++ headers alone.
 #include <iostream>
 
 #include "statepack/scheme.hpp"
@@ -12,5 +12,5 @@ int main() {
     return 1;
   }
   const statepack::LayerShape layer{16, 48, 128, 128, statepack::Gate::kScalar};
-  std::cout << scheme->full_name() << " keeps " << layer.n_values() << " values a layer\n";
+  std::cout << scheme->full_name() << ", " << layer.n_values() << " values a layer\n";
 }
