@@ -100,9 +100,8 @@ Status CpuModel::load() {
     found = true;
   }
   if (!found) {
-    return Status(Code::kNotFound, "tensor '" + wanted +
-                                       "embed_tokens.weight' is not in the checkpoint; is it a "
-                                       "complete text model?");
+    return Status(Code::kNotFound, weights_.label() + ": there is no tensor '" + wanted +
+                                       "embed_tokens.weight'; it is not a complete text model");
   }
   const std::string& prefix = config_.tensor_prefix;
   const bool zero_centred = config_.family != ModelFamily::kKimiLinear;
@@ -337,10 +336,8 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& dir, ThreadPool& t
   SP_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::load(dir));
   SP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(dir));
   auto model = std::make_unique<CpuModel>(std::move(config),
-                                          Weights(std::move(checkpoint), threads), threads);
-  if (Status status = model->load(); !status.ok()) {
-    return Status(status.code(), dir + ": " + status.message());
-  }
+                                          Weights(std::move(checkpoint), dir, threads), threads);
+  SP_RETURN_IF_ERROR(model->load());
   return std::unique_ptr<Model>(std::move(model));
 }
 

@@ -55,15 +55,16 @@ std::size_t total_bytes(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Weights::Weights(Checkpoint checkpoint, ThreadPool& threads)
+Weights::Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads)
     : checkpoint_(std::move(checkpoint)),
+      label_(std::move(label)),
       threads_(threads),
       scan_all_(total_bytes(checkpoint_) <= kFullScanBytes) {}
 
 Result<TensorView> Weights::get(const std::string& name, const std::vector<std::int64_t>& shape) {
   SP_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.get(name, shape));
   if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16 && tensor.dtype != DType::kF16) {
-    return Status(Code::kUnsupported, "tensor '" + name + "' has dtype " +
+    return Status(Code::kUnsupported, label_ + ": tensor '" + name + "' has dtype " +
                                           std::string(dtype_name(tensor.dtype)) +
                                           "; weights must be BF16, F16 or F32");
   }
@@ -92,7 +93,7 @@ Status Weights::check_finite(const TensorView& tensor) const {
     if (!finite(tensor.dtype, tensor.data + begin, n)) all_finite = false;
   });
   if (all_finite) return {};
-  return Status(Code::kNotFinite, "tensor '" + tensor.name +
+  return Status(Code::kNotFinite, label_ + ": tensor '" + tensor.name +
                                       "' holds NaN or Inf; the checkpoint is damaged, download it "
                                       "again");
 }

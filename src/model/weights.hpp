@@ -18,10 +18,12 @@ namespace statepack {
 /// Keeps the checkpoint mapped: layers point into it and must not outlive it.
 class Weights {
  public:
-  Weights(Checkpoint checkpoint, ThreadPool& threads);
+  /// `label` names the checkpoint in errors.
+  Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads);
 
   bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
   const Checkpoint& checkpoint() const { return checkpoint_; }
+  const std::string& label() const { return label_; }
   std::int64_t bytes_used() const { return bytes_used_; }  ///< of all tensors asked for
 
   /// A matrix as stored. Errors: kNotFound, kMismatch (shape), kUnsupported (dtype),
@@ -42,6 +44,7 @@ class Weights {
   Status check_finite(const TensorView& tensor) const;
 
   Checkpoint checkpoint_;
+  std::string label_;
   ThreadPool& threads_;
   bool scan_all_;
   std::int64_t bytes_used_ = 0;
