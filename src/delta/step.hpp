@@ -50,13 +50,19 @@ struct StepInput {
 
 /// Runs the step and any flush that falls due. Work is one (row, value head) at a time over
 /// `threads`; every result is independent of the other rows, of B, of the thread count and of slot
-/// numbers. A row whose slot is quarantined, or becomes so because a value turned non-finite, gets
-/// NaN output and its slot is not written. Errors: kInvalidArgument (slot out of range, the same
-/// slot written by two rows).
+/// numbers. A row whose slot is quarantined (the one it reads or the one it writes), or becomes so
+/// because a value turned non-finite, gets NaN output and its slot is not written; where pages are
+/// dense f32, a state whose bound |D||S| + |k||u| leaves f32 counts as non-finite.
+///
+/// A complete window is rounded from its records as stored; the token that completes it reads the
+/// state before that rounding. With period 1, X = D S + k u^T from unrounded k and u is packed.
+/// Errors: kInvalidArgument, with nothing done (slot out of range; the same slot written by two
+/// rows; a slot that one row reads and another writes; padding on one side of a row only).
 Status step(const LayerState& state, const StepInput& input, ThreadPool& threads);
 
 /// Rebuilds, rounds and repacks every listed slot whose window is not empty, whatever its fill
-/// (before a payload-only snapshot). Same guarantees.
+/// (before a payload-only snapshot). Boundaries of phase absolute stay where they are. Same
+/// guarantees; quarantined slots are passed over. Errors: kInvalidArgument.
 Status flush(const LayerState& state, std::span<const std::int64_t> slots, ThreadPool& threads);
 
 /// Hand-over of prefill: dense f32 states S [HV][K][V] of one slot become its page; window emptied,

@@ -53,10 +53,19 @@ std::int64_t available_bytes() {
     const std::int64_t limit =
         number_in(folder + "/memory.max", std::numeric_limits<std::int64_t>::max());
     if (limit < std::numeric_limits<std::int64_t>::max()) {
-      available = std::min(available, limit - number_in(folder + "/memory.current", 0));
+      // Files that were read long ago count as used, but the kernel drops them on demand.
+      std::int64_t reclaimable = 0;
+      std::ifstream stat(folder + "/memory.stat");
+      while (stat >> word) {
+        std::int64_t value = 0;
+        if (stat >> value && word == "inactive_file") reclaimable = value;
+      }
+      const std::int64_t used = number_in(folder + "/memory.current", 0) - reclaimable;
+      available = std::min(available, limit - used);
     }
     if (group.empty() || group == "/") return std::max<std::int64_t>(0, available);
-    group.resize(group.rfind('/'));
+    const std::size_t parent = group.rfind('/');
+    group.resize(parent == std::string::npos ? 0 : parent);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/check.hpp"
 #include "base/hash.hpp"
 #include "base/safetensors.hpp"
 
@@ -194,6 +195,7 @@ std::string Plan::fingerprint() const {
 }
 
 Status Plan::save(const std::string& path) const {
+  SP_CHECK(shapes.size() == layers.size(), "a plan needs one shape for each layer");
   SafeTensorsWriter writer;
   Json layers_json = Json::array();
   for (std::size_t i = 0; i < layers.size(); ++i) {
