@@ -59,6 +59,11 @@ struct StatePool::Impl {
 
   std::uint8_t* slot(std::int64_t i) const { return memory + i * layout.n_bytes; }
   SlotHeader& header(std::int64_t i) const { return *reinterpret_cast<SlotHeader*>(slot(i)); }
+  /// All that a slot owns but its header, whose fault other threads may read at any time.
+  std::span<std::uint8_t> contents(std::int64_t i) const {
+    return {slot(i) + sizeof(SlotHeader),
+            static_cast<std::size_t>(layout.n_bytes) - sizeof(SlotHeader)};
+  }
   Cursor& cursor(std::int64_t i, const SlotLayout::Layer& layer) const {
     return *reinterpret_cast<Cursor*>(slot(i) + layer.cursor);
   }

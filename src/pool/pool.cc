@@ -196,10 +196,11 @@ Result<std::int64_t> StatePool::alloc() {
     }
     slot = impl.free_list[--impl.n_free];
     dirty = (impl.flags[slot] & Impl::kDirty) != 0;
-    impl.flags[slot] = Impl::kUsed | Impl::kDirty;
   }
-  // Outside the lock: the slot is ours now.
+  // Outside the lock: the slot is neither free nor used yet, so nobody looks into it.
   if (dirty) std::memset(impl.slot(slot), 0, static_cast<std::size_t>(impl.layout.n_bytes));
+  const std::lock_guard lock(impl.mutex);
+  impl.flags[slot] = Impl::kUsed | Impl::kDirty;
   return slot;
 }
 
@@ -275,8 +276,9 @@ Status StatePool::copy(std::int64_t from, std::int64_t to) {
                                   " is quarantined and cannot be copied from or to; free it"};
   }
   if (from != to) {
-    std::memcpy(impl_->slot(to), impl_->slot(from),
-                static_cast<std::size_t>(impl_->layout.n_bytes));
+    const std::span<std::uint8_t> target = impl_->contents(to), source = impl_->contents(from);
+    std::memcpy(target.data(), source.data(), source.size());
+    impl_->header(to).n_tokens = impl_->header(from).n_tokens;
   }
   return {};
 }

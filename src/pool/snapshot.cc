@@ -326,7 +326,8 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
 
   // Everything is checked: only now the slot changes.
   std::uint8_t* to = pool.slot(slot);
-  std::memset(to, 0, static_cast<std::size_t>(pool.layout.n_bytes));
+  const std::span<std::uint8_t> contents_of_slot = pool.contents(slot);
+  std::fill(contents_of_slot.begin(), contents_of_slot.end(), std::uint8_t{0});
   pool.header(slot).n_tokens = theirs.n_tokens;
   Reader pages(sections[0]), windows(sections[2]);
   const auto take = [&](Reader& reader, std::int64_t offset, std::int64_t n_bytes) {
