@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -57,9 +58,11 @@ Result<Session> open_session(const ModelOptions& options) {
 std::string scheme_help() {
   std::string text;
   for (const CodecInfo* codec : all_codecs()) {
-    text += (text.empty() ? "" : ", ") + std::string(codec->name);
+    if (!text.empty()) text += ", ";
+    text += codec->name;
     for (std::size_t i = 0; i < codec->args.size(); ++i) {
-      text += (i == 0 ? ":" : "|") + std::string(codec->args[i]);
+      text += i == 0 ? ':' : '|';
+      text += codec->args[i];
     }
   }
   return text;

@@ -18,7 +18,8 @@ std::string Table::markdown() const {
   std::string out;
   for (std::size_t r = 0; r < rows_.size(); ++r) {
     out += "|";
-    for (std::size_t c = 0; c < width.size(); ++c) out += " " + cell(r, c, width[c]) + " |";
+    for (std::size_t c = 0; c < width.size(); ++c)
+      out.append(" ").append(cell(r, c, width[c])).append(" |");
     out += "\n";
     if (r > 0) continue;
     out += "|";
@@ -36,7 +37,7 @@ std::string Table::text() const {
   std::string out;
   for (std::size_t r = 0; r < rows_.size(); ++r) {
     std::string line;
-    for (std::size_t c = 0; c < width.size(); ++c) line += cell(r, c, width[c]) + "  ";
+    for (std::size_t c = 0; c < width.size(); ++c) line.append(cell(r, c, width[c])).append("  ");
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return out;
