@@ -29,8 +29,10 @@ class KvCache {
 
 /// Dense f32 recurrent state of one sequence while its prompt is read.
 struct DenseState {
-  std::vector<float> S;     ///< [n recurrent layers][HV][K][V]
-  std::vector<float> conv;  ///< conv_floats(): [n recurrent layers][channels][3], oldest first
+  std::vector<float> S;  ///< [n recurrent layers][HV][K][V]
+  /// conv_floats(): [n recurrent layers][conv_kernel - 1][channels], oldest first; the same layout
+  /// as StatePool::conv(). Time outside, so that a token's channels are one vector.
+  std::vector<float> conv;
 };
 
 struct DecodeRow {
@@ -40,9 +42,14 @@ struct DecodeRow {
   std::int64_t position = 0;
 };
 
+/// One caller at a time: a forward pass uses the model's own scratch memory and all of its threads.
 class Model {
  public:
-  /// Maps and checks a checkpoint folder. `threads` must outlive the model; all work runs on it.
+  /// Maps and checks a checkpoint folder: every tensor that the model uses is there, of the right
+  /// shape, F32, F16 or BF16, and finite (of checkpoints above 32 GiB only samples are read for
+  /// that). Errors: as ModelConfig::load() and Checkpoint::open(); kNotFound, kMismatch,
+  /// kUnsupported, kNotFinite naming the tensor. `threads` must outlive the model; all work runs on
+  /// it.
   static Result<std::unique_ptr<Model>> load(const std::string& dir, ThreadPool& threads);
   virtual ~Model() = default;
 
@@ -55,7 +62,10 @@ class Model {
   /// Reads tokens[T] at `position` (= kv.n_tokens()), advancing state and cache. `logits` receives
   /// the last `n_logits` positions' logits [n_logits, vocab]; n_logits <= T, may be 0.
   /// Deterministic; the result does not depend on threads. Internally works in segments of at most
-  /// 512 tokens. Errors: kInvalidArgument (token out of range, position mismatch), kInterrupted.
+  /// 512 tokens.
+  /// Errors: kInvalidArgument (token out of range, position mismatch, a state or cache of another
+  /// model) with nothing changed; kInterrupted or kExhausted between segments, after which state
+  /// and cache must be thrown away.
   virtual Status prefill(std::span<const std::int32_t> tokens, std::int64_t position,
                          DenseState& state, KvCache& kv, int n_logits, float* logits,
                          ChunkObserver* observer = nullptr) = 0;
@@ -63,16 +73,20 @@ class Model {
   /// One token for every row through the packed states of `pool`; logits [B, vocab]. Every row's
   /// result is bit-equal to the row alone, whatever B and the threads. Convolution history is read
   /// and written in the pool; the caller advances pool.set_n_tokens. A quarantined row gets NaN
-  /// logits. Errors: as step().
+  /// logits and its slot is not written; its cache grows like the others'.
+  /// Errors: kInvalidArgument (token, slot, position, a slot or cache in two rows), kMismatch (a
+  /// pool of another model), kExhausted (no memory for the caches); nothing is changed.
   virtual Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) = 0;
 };
 
-/// Hand-over of a prompt's dense state into a slot: conv history, pages, token count.
+/// Hand-over of a prompt's dense state into a slot: conv history, pages, token count. Errors:
+/// kMismatch (sizes of another model), kInvalidArgument (slot), kNotFinite (the slot is
+/// quarantined).
 Status hand_over(StatePool& pool, std::int64_t slot, const DenseState& state, std::int64_t n_tokens,
                  ThreadPool& threads);
 
 /// Rounds a dense state through the pool's codec in place (PACE's prefill rule): uses `slot`'s
-/// pages as scratch.
+/// pages as scratch. Errors: as hand_over().
 Status round_dense(StatePool& pool, std::int64_t slot, DenseState& state, ThreadPool& threads);
 
 }  // namespace statepack
