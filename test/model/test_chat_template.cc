@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -233,11 +233,10 @@ TEST(ChatTemplate, BoundsWorkMemoryAndDepth) {
       }(),
   };
   for (const std::string& source : sources) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     const auto got = render(source, ordered_json::array(), false, {});
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     EXPECT_FALSE(got.ok()) << source.substr(0, 120);
-    EXPECT_LT(seconds.count(), 20) << source.substr(0, 120);
+    EXPECT_LT(std::clock() - start, 20 * CLOCKS_PER_SEC) << source.substr(0, 120);
   }
 }
 
