@@ -7,6 +7,7 @@
 
 #include "base/file.hpp"
 #include "cli/command.hpp"
+#include "runtime/prompt.hpp"
 
 namespace statepack::cli {
 namespace {
@@ -23,6 +24,22 @@ struct Options {
   CalibrationOptions calibration;
 };
 
+// Plain text, or conversations (one JSON object with `messages` a line) through the chat template.
+Result<std::vector<std::int32_t>> encode_text(const Session& session, const std::string& path) {
+  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
+  if (!path.ends_with(".jsonl")) return session.tokenizer->encode(content, false);
+  if (session.chat_template == nullptr) {
+    return Status(Code::kInvalidArgument,
+                  path +
+                      ": holds conversations, but the checkpoint has no chat template; give "
+                      "plain text instead");
+  }
+  Result<std::vector<std::int32_t>> tokens =
+      encode_conversations(*session.tokenizer, *session.chat_template, content);
+  if (tokens.ok()) return tokens;
+  return Status(tokens.status().code(), path + ": " + tokens.status().message());
+}
+
 Result<int> run(const Options& options) {
   SP_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(options.scheme));
   if (!scheme.needs_plan()) {
@@ -32,9 +49,8 @@ Result<int> run(const Options& options) {
   SP_ASSIGN_OR_RETURN(const Session session, open_session(options.model));
   std::vector<CalibrationText> texts;
   for (const std::string& path : options.texts) {
-    SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
-    texts.push_back({std::filesystem::path(path).filename().string(),
-                     session.tokenizer->encode(content, false)});
+    SP_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens, encode_text(session, path));
+    texts.push_back({std::filesystem::path(path).filename().string(), std::move(tokens)});
   }
   Model& model = *session.model;
   DenseState state = model.new_dense_state();
@@ -88,7 +104,8 @@ void add_calibrate(CLI::App& app, Command* command) {
   CLI::App* sub = app.add_subcommand("calibrate", "Make the plan of a scheme from model and text");
   const auto o = std::make_shared<Options>();
   add_model_options(*sub, &o->model);
-  sub->add_option("--text", o->texts, "Text to read; one kind of text a file")
+  sub->add_option("--text", o->texts,
+                  "Plain text, or .jsonl with one conversation (messages) a line; one kind a file")
       ->required()
       ->type_name("FILE");
   sub->add_option("--scheme", o->scheme, "Scheme that needs a plan")->capture_default_str();
@@ -113,7 +130,10 @@ void add_calibrate(CLI::App& app, Command* command) {
       "Example:\n"
       "  statepack calibrate -m models/statepack-gdn --text "
       "eval/data/wikitext2/wikitext2.valid.txt "
-      "--scheme stepquant:6 -o stepquant-6.safetensors");
+      "--scheme stepquant:6 -o stepquant-6.safetensors\n"
+      "  statepack calibrate -m models/statepack-gdn --combine max --text "
+      "eval/data/wikitext2/wikitext2.valid.txt "
+      "eval/data/calibration/*.jsonl --scheme stepquant:4 -o stepquant-4.safetensors");
   sub->callback([o, command] { *command = [o] { return run(*o); }; });
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/prompt.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace statepack {
@@ -43,14 +44,16 @@ void defuse(nlohmann::json& value, const std::vector<std::string>& specials) {
 Result<std::vector<std::int32_t>> encode_chat(const Tokenizer& tokenizer,
                                               const ChatTemplate& chat_template,
                                               const nlohmann::json& messages,
-                                              const nlohmann::json& variables) {
+                                              const nlohmann::json& variables,
+                                              bool add_generation_prompt) {
   std::vector<std::string> specials;
   for (std::int32_t id = 0; id < tokenizer.n_tokens(); ++id) {
     if (tokenizer.is_special(id)) specials.emplace_back(tokenizer.token_bytes(id));
   }
   nlohmann::json safe = messages;
   defuse(safe, specials);
-  SP_ASSIGN_OR_RETURN(const std::string text, chat_template.render(safe, true, variables));
+  SP_ASSIGN_OR_RETURN(const std::string text,
+                      chat_template.render(safe, add_generation_prompt, variables));
 
   std::vector<std::int32_t> tokens;
   std::size_t begin = 0;
@@ -62,6 +65,33 @@ Result<std::vector<std::int32_t>> encode_chat(const Tokenizer& tokenizer,
     if (cut == std::string::npos) return tokens;
     begin = cut + kCut.size();
   }
+}
+
+Result<std::vector<std::int32_t>> encode_conversations(const Tokenizer& tokenizer,
+                                                       const ChatTemplate& chat_template,
+                                                       std::string_view jsonl) {
+  std::vector<std::int32_t> tokens;
+  std::int64_t n_lines = 0;
+  for (std::size_t begin = 0; begin < jsonl.size();) {
+    const std::size_t end = std::min(jsonl.find('\n', begin), jsonl.size());
+    const std::string_view line = jsonl.substr(begin, end - begin);
+    begin = end + 1;
+    ++n_lines;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
+      return Status(Code::kCorrupt, "line " + std::to_string(n_lines) +
+                                        " is not a JSON object with a list 'messages'");
+    }
+    Result<std::vector<std::int32_t>> ids =
+        encode_chat(tokenizer, chat_template, json["messages"], nlohmann::json::object(), false);
+    if (!ids.ok()) {
+      return Status(ids.status().code(),
+                    "line " + std::to_string(n_lines) + ": " + ids.status().message());
+    }
+    tokens.insert(tokens.end(), ids->begin(), ids->end());
+  }
+  return tokens;
 }
 
 }  // namespace statepack

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,13 +14,20 @@
 
 namespace statepack {
 
-/// Renders `messages` (the OpenAI array) through the template with a generation prompt, and encodes
-/// the result. Special tokens come from the template alone: text inside the messages that spells
-/// one
+/// Renders `messages` (the OpenAI array) through the template and encodes the result. Special
+/// tokens come from the template alone: text inside the messages that spells one
 /// (`<|im_end|>`) is encoded as plain text. Errors: kInvalidArgument of the template.
 Result<std::vector<std::int32_t>> encode_chat(const Tokenizer& tokenizer,
                                               const ChatTemplate& chat_template,
                                               const nlohmann::json& messages,
-                                              const nlohmann::json& variables);
+                                              const nlohmann::json& variables,
+                                              bool add_generation_prompt = true);
+
+/// Whole conversations, one after the other: `jsonl` holds one object with `messages` a line. For
+/// reading (calibration), so without a generation prompt. Errors: kCorrupt naming the line; as
+/// encode_chat().
+Result<std::vector<std::int32_t>> encode_conversations(const Tokenizer& tokenizer,
+                                                       const ChatTemplate& chat_template,
+                                                       std::string_view jsonl);
 
 }  // namespace statepack
