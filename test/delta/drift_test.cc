@@ -9,6 +9,12 @@ namespace {
 
 using namespace test;
 
+#if defined(SP_SANITIZED)
+#define SKIP_WHEN_SANITIZED() GTEST_SKIP() << "long runs for their numbers; no code of their own"
+#else
+#define SKIP_WHEN_SANITIZED() (void)0
+#endif
+
 struct Drift {
   /// Relative error of the state, mean of every 64th token of the second half: that of one token
   /// wanders by 5 percent between runs that differ in the last bit of a record.
@@ -48,6 +54,7 @@ Drift drift(const std::string& name, int n_tokens = 2000) {
 
 // pace.md 11.6.
 TEST(Drift, FallsWithThePeriod) {
+  SKIP_WHEN_SANITIZED();
   const Drift each = drift("pace:4,period=1");
   const Drift eight = drift("pace:4,period=8");
   const Drift long_window = drift("pace:4,period=32");
@@ -61,6 +68,7 @@ TEST(Drift, FallsWithThePeriod) {
 
 // pace.md 11.7.
 TEST(Drift, Int8RecordsHardlyMatterAtFourBits) {
+  SKIP_WHEN_SANITIZED();
   const double exact = drift("pace:4,period=8,records=f32").state;
   const double int8 = drift("pace:4,period=8").state;
   EXPECT_LT(std::abs(int8 - exact), 0.05 * exact);
@@ -70,6 +78,7 @@ TEST(Drift, Int8RecordsHardlyMatterAtFourBits) {
 // A window in f32 over an f32 state is the recurrence, however long it is; per-step rounding to 8
 // bits is not, and a window takes most of its error away.
 TEST(Drift, WindowsMendPerStepRounding) {
+  SKIP_WHEN_SANITIZED();
   EXPECT_LT(drift("fp32,period=500,records=f32", 600).state, 1e-5);
   const Drift each = drift("int8"), window = drift("int8,period=16");
   EXPECT_LT(window.state, each.state / 2);

@@ -427,7 +427,13 @@ TEST(Contract, CopyOnWriteLeavesTheReadSlotAndEqualsInPlace) {
       for (int t = 0; t < 9; ++t) {  // copies at every window phase
         stream.fill(batch);
         const auto before = layer.slot_bytes(1);
-        Batch copied = batch;
+        // What was in the slots written to must not matter.
+        for (const int slot : {3, 4}) {
+          std::memset(const_cast<std::uint8_t*>(layer.page(slot)), 0xff,
+                      static_cast<std::size_t>(layer.layer.codec->page_bytes()));
+          std::memset(layer.state().windows + slot * layer.window_stride, 0xff,
+                      static_cast<std::size_t>(layer.layer.window.n_bytes()));
+        }
         Batch twice(s, 2);  // two forks of one slot in one batch
         const auto doubled = [](const std::vector<float>& x) {
           std::vector<float> y = x;
@@ -523,16 +529,24 @@ TEST(Contract, NonFiniteValuesAreQuarantined) {
 // A finite token whose product k u^T overflows the state.
 TEST(Contract, AnOverflowingStateIsQuarantined) {
   ThreadPool threads(1);
-  for (const char* name :
-       {"fp32", "bf16,period=1", "fp32,period=2,records=f32", "fp32,period=2,records=f32,mode=v"}) {
+  const std::pair<const char*, int> cases[] = {{"fp32", 1},
+                                               {"bf16", 1},
+                                               {"fp32,period=2,records=f32", 2},
+                                               {"fp32,period=2,records=f32,mode=v", 2}};
+  for (const auto& [name, n_tokens] : cases) {  // the token at which the state is rebuilt
     OneLayer layer(name, shape(1, 1, 16, 16), 2);
     Batch batch(layer.layer.shape, 1);
-    std::fill(batch.k.begin(), batch.k.end(), 0.0f);
-    batch.k[0] = 3e30f;
     std::fill(batch.v.begin(), batch.v.end(), 3e30f);
+    batch.k[0] = 3e30f;
     batch.beta[0] = 1;
-    std::fill(batch.q.begin(), batch.q.end(), 0.0f);
-    for (int t = 0; t < 2; ++t) ASSERT_TRUE(run(layer, batch, threads).ok());
+    for (int t = 0; t < n_tokens; ++t) {
+      EXPECT_EQ(layer.faults[1], 0u) << name;
+      const auto before = layer.slot_bytes(1);
+      ASSERT_TRUE(run(layer, batch, threads).ok());
+      EXPECT_EQ(same_bits(layer.slot_bytes(1), before), t == n_tokens - 1) << name;
+      batch.k[0] = 0;
+      batch.k[1] = 3e30f;  // does not read what the first one wrote
+    }
     EXPECT_EQ(layer.faults[1], 1u) << name;
     EXPECT_TRUE(std::isnan(batch.out[0])) << name;
   }
@@ -692,22 +706,28 @@ TEST(Window, AFullWindowFlushesLikeAForcedOne) {
     for (const std::string codec : {"int8", "bf16", "leapquant:8"}) {
       for (const std::string records :
            {"f32", "bf16", "int8", "mixed", "f32,mode=v", "bf16,mode=v", "mixed,mode=v"}) {
-        OneLayer due(codec + ",period=4,records=" + records, s, 2);
-        OneLayer forced(codec + ",period=9,records=" + records, s, 2);
-        Stream stream(31);
-        Batch batch(s, 1);
-        for (int t = 0; t < 4; ++t) {
-          stream.fill(batch);
-          Batch copy = batch;
-          ASSERT_TRUE(run(due, batch, threads).ok());
-          ASSERT_TRUE(run(forced, copy, threads).ok());
-          EXPECT_TRUE(same_bits(batch.out, copy.out));
+        for (const int period : {2, 4}) {
+          OneLayer due(codec + ",period=" + std::to_string(period) + ",records=" + records, s, 2);
+          OneLayer forced(codec + ",period=9,records=" + records, s, 2);
+          Stream stream(31);
+          std::vector<float> S0(static_cast<std::size_t>(s.n_values()));
+          for (float& x : S0) x = stream.normal();
+          ASSERT_TRUE(hand_over(due.state(), 1, S0.data(), 0, threads).ok());
+          ASSERT_TRUE(hand_over(forced.state(), 1, S0.data(), 0, threads).ok());
+          Batch batch(s, 1);
+          for (int t = 0; t < period; ++t) {
+            stream.fill(batch);
+            Batch copy = batch;
+            ASSERT_TRUE(run(due, batch, threads).ok());
+            ASSERT_TRUE(run(forced, copy, threads).ok());
+            EXPECT_TRUE(same_bits(batch.out, copy.out));
+          }
+          EXPECT_EQ(due.cursors[1].fill, 0);
+          EXPECT_EQ(forced.cursors[1].fill, period);
+          const std::int64_t slots[] = {1};
+          ASSERT_TRUE(flush(forced.state(), slots, threads).ok());
+          EXPECT_TRUE(same_bits(due.pages, forced.pages)) << codec << " " << records;
         }
-        EXPECT_EQ(due.cursors[1].fill, 0);
-        EXPECT_EQ(forced.cursors[1].fill, 4);
-        const std::int64_t slots[] = {1};
-        ASSERT_TRUE(flush(forced.state(), slots, threads).ok());
-        EXPECT_TRUE(same_bits(due.pages, forced.pages)) << codec << " " << records;
       }
     }
   }
@@ -767,6 +787,8 @@ TEST(Window, HandOverRefusesANonFiniteState) {
 /// Keeps Z = M S in f32, and only every row whose index is no multiple of `skip` (0: all of them).
 class ToyCodec : public LayerCodec {
  public:
+  static constexpr std::int64_t kPadding = 16;  // bytes at the end of a page that no head owns
+
   ToyCodec(const LayerShape& s, bool diagonal, int skip, unsigned seed) : shape_(s), skip_(skip) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal;
@@ -803,7 +825,9 @@ class ToyCodec : public LayerCodec {
     }
   }
   const LayerShape& shape() const override { return shape_; }
-  PayloadBytes payload() const override { return {.codes = 4 * shape_.n_values()}; }
+  PayloadBytes payload() const override {
+    return {.codes = 4 * shape_.n_values(), .padding = kPadding};
+  }
   std::size_t scratch_bytes() const override { return 0; }
   void encode(int head, const float* X, std::uint8_t* page, std::uint64_t,
               CodecScratch) const override {
@@ -855,6 +879,21 @@ TEST(Transform, KeepingMSChangesNoOutput) {
       EXPECT_LT(relative_error(dense(layer, 1, threads), reference.S), 1e-5) << name;
     }
   }
+}
+
+// Bytes of a page that no head owns stay zero, whatever other pages the same threads made before.
+TEST(Transform, PaddingOfAPageStaysZero) {
+  ThreadPool threads(1);
+  const LayerShape s = shape(1, 1, 16, 16);
+  OneLayer larger("bf16", kGrouped, 2);
+  OneLayer layer(parse("fp32"), s, 2, std::make_unique<ToyCodec>(s, true, 0, 5u));
+  Stream stream(2);
+  Batch first(kGrouped, 1), batch(s, 1);
+  stream.fill(first), stream.fill(batch);
+  std::fill(first.v.begin(), first.v.end(), 3.0f);
+  ASSERT_TRUE(run(larger, first, threads).ok());
+  ASSERT_TRUE(run(layer, batch, threads).ok());
+  for (int i = 0; i < ToyCodec::kPadding; ++i) EXPECT_EQ(layer.page(1)[4 * 16 * 16 + i], 0);
 }
 
 // A row of 0 bits restores as zero: the step goes on from there.
