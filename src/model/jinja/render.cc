@@ -354,9 +354,10 @@ class Renderer {
     }
     auto extra_named = std::make_shared<Dict>();
     for (const auto& [key, value] : arguments.named) {
-      const bool is_parameter = (key == "caller" && s.uses.caller) ||
-                                std::any_of(s.parameters.begin(), s.parameters.end(),
-                                            [&](const Parameter& p) { return p.name == key; });
+      const bool is_parameter =
+          (key == "caller" && s.uses.caller) ||
+          std::any_of(s.parameters.begin(), s.parameters.end(),
+                      [&wanted = key](const Parameter& p) { return p.name == wanted; });
       if (is_parameter) {
         if (!inner.names.emplace(key, value).second) {
           fail("macro '" + name + "' got the argument '" + key + "' twice");
