@@ -12,7 +12,7 @@
  * says what was wrong, where, and how to mend it. Nothing prints, exits or throws. Handles may be
  * shared by threads; a slot belongs to whoever allocated it, and two threads must not use one slot
  * at the same time. Structs start with their own size, which the caller sets: `.struct_size =
- * sizeof s`.
+ * sizeof s`. Whatever takes a value of an enum is an int32_t, so that a wrong one can be refused.
  */
 #ifndef STATEPACK_STATEPACK_H
 #define STATEPACK_STATEPACK_H
@@ -44,7 +44,7 @@ typedef enum sp_code {
 } sp_code;
 
 /* "invalid_argument" and so on. */
-const char* sp_code_name(sp_code code);
+const char* sp_code_name(int code);
 /* Why this thread's last call failed; "" when it succeeded. Valid until its next call. */
 const char* sp_last_error(void);
 
@@ -166,12 +166,12 @@ typedef enum sp_layout {
 } sp_layout;
 
 /* Dense states of one layer become a slot's page; its window empties. `head_stride` in floats; 0:
- * K * V. `n_tokens` are the tokens read so far. A state that is not finite quarantines the slot and
- * returns SP_NOT_FINITE. */
-sp_code sp_hand_over(sp_pool* pool, int32_t layer, int64_t slot, const float* S, sp_layout layout,
+ * K * V; `layout` is an sp_layout. `n_tokens` are the tokens read so far. A state that is not
+ * finite quarantines the slot and returns SP_NOT_FINITE. */
+sp_code sp_hand_over(sp_pool* pool, int32_t layer, int64_t slot, const float* S, int32_t layout,
                      int64_t head_stride, int64_t n_tokens);
 /* The reverse: the state that the next token will see, page and window. */
-sp_code sp_restore_dense(sp_pool* pool, int32_t layer, int64_t slot, float* S, sp_layout layout,
+sp_code sp_restore_dense(sp_pool* pool, int32_t layer, int64_t slot, float* S, int32_t layout,
                          int64_t head_stride);
 
 typedef enum sp_slot_type { SP_SLOTS_I64 = 0, SP_SLOTS_I32 = 1 } sp_slot_type;
@@ -222,9 +222,9 @@ typedef struct sp_step_args {
  * a slot out of range, or one that two rows write, or one row writes and another reads. */
 sp_code sp_step(sp_pool* pool, const sp_step_args* args);
 
-/* Rounds and packs the open windows of the listed slots now, in one layer, or in all when `layer`
- * is -1. */
-sp_code sp_flush(sp_pool* pool, int32_t layer, const void* slots, sp_slot_type slot_type,
+/* Rounds and packs the open windows of the listed slots [n_slots] of `slot_type` now, in one layer,
+ * or in all when `layer` is -1. */
+sp_code sp_flush(sp_pool* pool, int32_t layer, const void* slots, int32_t slot_type,
                  int32_t n_slots);
 
 #ifdef __cplusplus

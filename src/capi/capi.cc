@@ -259,9 +259,9 @@ Status run_step(sp_pool* pool, const sp_step_args* args) {
   return step(state, in, *pool->threads);
 }
 
-Status check_layout(const LayerShape& s, sp_layout layout, std::int64_t head_stride) {
+Status check_layout(const LayerShape& s, int32_t layout, std::int64_t head_stride) {
   if (layout != SP_LAYOUT_KEY_MAJOR && layout != SP_LAYOUT_VALUE_MAJOR) {
-    return invalid("layout " + std::to_string(static_cast<int>(layout)) +
+    return invalid("layout " + std::to_string(layout) +
                    " is neither SP_LAYOUT_KEY_MAJOR nor SP_LAYOUT_VALUE_MAJOR");
   }
   if (head_stride == 0 || head_stride >= std::int64_t{s.K} * s.V) return {};
@@ -289,7 +289,7 @@ extern "C" {
 
 int sp_api_version(void) { return SP_API_VERSION; }
 
-const char* sp_code_name(sp_code code) {
+const char* sp_code_name(int code) {
   if (code < SP_OK || code > SP_INTERRUPTED) return "unknown";
   return statepack::code_name(static_cast<Code>(code)).data();  // names are string literals
 }
@@ -519,7 +519,7 @@ sp_code sp_slot_load(sp_pool* pool, int64_t slot, const char* path) {
   });
 }
 
-sp_code sp_hand_over(sp_pool* pool, int32_t layer, int64_t slot, const float* S, sp_layout layout,
+sp_code sp_hand_over(sp_pool* pool, int32_t layer, int64_t slot, const float* S, int32_t layout,
                      int64_t head_stride, int64_t n_tokens) {
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need_layer(pool, layer));
@@ -541,7 +541,7 @@ sp_code sp_hand_over(sp_pool* pool, int32_t layer, int64_t slot, const float* S,
   });
 }
 
-sp_code sp_restore_dense(sp_pool* pool, int32_t layer, int64_t slot, float* S, sp_layout layout,
+sp_code sp_restore_dense(sp_pool* pool, int32_t layer, int64_t slot, float* S, int32_t layout,
                          int64_t head_stride) {
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need_layer(pool, layer));
@@ -563,7 +563,7 @@ sp_code sp_step(sp_pool* pool, const sp_step_args* args) {
   return guarded([&] { return run_step(pool, args); });
 }
 
-sp_code sp_flush(sp_pool* pool, int32_t layer, const void* slots, sp_slot_type slot_type,
+sp_code sp_flush(sp_pool* pool, int32_t layer, const void* slots, int32_t slot_type,
                  int32_t n_slots) {
   return guarded([&]() -> Status {
     if (layer != -1) SP_RETURN_IF_ERROR(need_layer(pool, layer));

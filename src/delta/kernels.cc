@@ -6,6 +6,13 @@
 #include "base/lane_sum.hpp"
 #include "base/simd_clones.hpp"
 
+// X is S or does not overlap it: value j depends on value j alone.
+#if defined(__clang__)
+#define SP_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SP_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace statepack::kernel {
 namespace {
 
@@ -72,7 +79,7 @@ SP_CLONES std::int32_t decay_and_write(const float* S, int K, int V, const float
     float* x = X + std::int64_t{i} * V;
     const float decay = d[std::int64_t{i} * d_stride];
     const float key = k[i];
-#pragma GCC ivdep  // X is S or does not overlap it
+    SP_INDEPENDENT
     for (int j = 0; j < V; ++j) {
       const float value = decay * s[j] + key * u[j];
       x[j] = value;
@@ -88,7 +95,7 @@ SP_CLONES void decay(const float* S, int K, int V, const float* d, int d_stride,
     const float* s = S + std::int64_t{i} * V;
     float* x = X + std::int64_t{i} * V;
     const float factor = d[std::int64_t{i} * d_stride];
-#pragma GCC ivdep  // X is S or does not overlap it
+    SP_INDEPENDENT
     for (int j = 0; j < V; ++j) x[j] = factor * s[j];
   }
 }

@@ -125,7 +125,7 @@ static void reference(const Batch* batch, int32_t layer, int row, int head, doub
 static void test_schemes(void) {
   CHECK(sp_api_version() == SP_API_VERSION);
   CHECK(strcmp(sp_code_name(SP_MISMATCH), "mismatch") == 0);
-  CHECK(strcmp(sp_code_name((sp_code)99), "unknown") == 0);
+  CHECK(strcmp(sp_code_name(99), "unknown") == 0);
   char text[256];
   size_t n = 0;
   CHECK(sp_scheme_print("int8,records=int8,period=4", 0, text, sizeof text, &n) == SP_OK);
@@ -225,8 +225,8 @@ static void test_step(void) {
         CHECK(sp_restore_dense(pool, layer, slots[2 * i], again, SP_LAYOUT_KEY_MAJOR, 0) == SP_OK);
         CHECK(memcmp(again, by_key, sizeof again) == 0);
       }
-      CHECK_ERROR(sp_hand_over(pool, layer, slots[0], by_key, (sp_layout)5, 0, 0),
-                  SP_INVALID_ARGUMENT, "layout 5");
+      CHECK_ERROR(sp_hand_over(pool, layer, slots[0], by_key, 5, 0, 0), SP_INVALID_ARGUMENT,
+                  "layout 5");
       CHECK_ERROR(sp_hand_over(pool, layer, slots[0], by_key, SP_LAYOUT_KEY_MAJOR, 3, 0),
                   SP_INVALID_ARGUMENT, "head_stride 3");
       by_key[9] = NAN;
