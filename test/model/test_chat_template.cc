@@ -7,6 +7,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -167,6 +168,18 @@ TEST(ChatTemplate, ErrorsNameLineAndConstruct) {
     EXPECT_EQ(got.status().code(), c.code) << c.source << ": " << got.status().message();
     EXPECT_THAT(got.status().message(), HasSubstr(c.part)) << c.source;
     EXPECT_THAT(got.status().message(), HasSubstr(c.line)) << c.source;
+  }
+}
+
+TEST(ChatTemplate, DocumentationListsEveryFilterAndTest) {
+  std::ifstream file(kSource + "/docs/templates.md");
+  std::stringstream docs;
+  docs << file.rdbuf();
+  for (const char* source : {"{{ x | nope }}", "{{ x is nope }}"}) {
+    std::string names = ChatTemplate::compile(source).status().message();
+    names.erase(0, names.find("supported are ") + 14);
+    std::erase(names, ',');
+    EXPECT_THAT(docs.str(), HasSubstr("`" + names + "`"));
   }
 }
 
