@@ -140,6 +140,7 @@ static void test_schemes(void) {
               "not available");
 
   sp_scheme* scheme = compile("int8,period=4");
+  CHECK(strcmp(sp_last_error(), "") == 0); /* a success clears what went wrong before */
   sp_bits bits = {.struct_size = sizeof bits};
   CHECK(sp_scheme_bits(scheme, &bits) == SP_OK);
   CHECK(bits.n_values == 2 * HV * K * V && bits.cursor_bytes == 16);
