@@ -13,6 +13,7 @@
 #include "model/dot_kernel.hpp"
 
 // Of libgomp, on which Debian builds oneDNN. omp.h is not declared to every compiler that links it.
+extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
 
 namespace statepack {
@@ -47,7 +48,10 @@ void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std:
           std::int64_t n_rows, std::vector<float>& panel) {
   const std::int64_t K = job.w->n_in();
   panel.resize(static_cast<std::size_t>(n_out * std::min(K, kPanelColumns)));
-  omp_set_num_threads(1);  // of this thread: the loop around is the parallel one
+  // The loop around is the parallel one. The setting is this thread's and may be the host
+  // program's.
+  const int n_outer = omp_get_max_threads();
+  omp_set_num_threads(1);
   for (std::int64_t k = 0; k < K; k += kPanelColumns) {
     const std::int64_t n = std::min(K - k, kPanelColumns);
     for (std::int64_t o = 0; o < n_out; ++o) {
@@ -59,6 +63,7 @@ void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std:
                    job.y + row_begin * job.y_stride + out_begin, job.y_stride);
     SP_CHECK(status == dnnl_success, "dnnl_sgemm");
   }
+  omp_set_num_threads(n_outer);
 }
 
 }  // namespace
