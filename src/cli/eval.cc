@@ -24,6 +24,7 @@ using Schemes = std::vector<std::shared_ptr<const CompiledScheme>>;
 
 constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 constexpr const char* kReference = "fp32";
+constexpr std::size_t kShown = 80;  // characters of an answer on the terminal
 
 struct Options {
   ModelOptions model;
@@ -332,6 +333,16 @@ std::string shortened(std::string text, std::size_t n) {
   return text.substr(0, cut) + "...";
 }
 
+// A wrong answer from shortly before it leaves the right one.
+std::string from_first_difference(const std::string& answer, const std::string& right,
+                                  std::size_t n) {
+  const auto [at, other] = std::mismatch(answer.begin(), answer.end(), right.begin(), right.end());
+  std::size_t begin = static_cast<std::size_t>(at - answer.begin());
+  if (begin < n / 2) return shortened(answer, n);
+  begin = answer.rfind(' ', begin - n / 4);
+  return "..." + shortened(answer.substr(begin == std::string::npos ? 0 : begin), n - 3);
+}
+
 Result<std::vector<TaskSample>> samples_by_id(const Session& session, const Options& options) {
   Options all = options;
   if (all.tasks.empty()) all.tasks = {"all"};
@@ -371,7 +382,7 @@ Result<int> side_by_side(const Session& session, const Schemes& schemes, const O
     if (!options.model.json) {
       print(fmt::format("{}{}{}  ({} tokens of prompt, {} of reply)\n  {}\n  right answer: {}\n",
                         c.bold, sample.id, c.off, sample.prompt.size(), sample.reference_tokens,
-                        shortened(sample.question, 150), shortened(sample.answer, 100)));
+                        shortened(sample.question, 150), shortened(sample.answer, kShown)));
     }
     for (std::size_t s = 0; s < schemes.size(); ++s) {
       const SampleOutcome& o = outcomes[s][i];
@@ -382,12 +393,13 @@ Result<int> side_by_side(const Session& session, const Schemes& schemes, const O
                              {"answer", answer},
                              {"tokens", o.n_tokens}});
       if (options.model.json) continue;
+      const std::string shown = o.right ? shortened(answer, kShown)
+                                : answer.empty()
+                                    ? fmt::format("(no answer in {} tokens)", o.n_tokens)
+                                    : from_first_difference(answer, sample.answer, kShown);
       print(fmt::format("  {:<22} {:>8}  {}{}{}  {}{}{}\n", schemes[s]->scheme().name(),
                         format_bytes(bits.page_bytes), o.right ? c.good : c.bad,
-                        o.right ? "right" : "WRONG", c.off, o.right ? c.dim : "",
-                        answer.empty() ? fmt::format("(no answer in {} tokens)", o.n_tokens)
-                                       : shortened(answer, 100),
-                        c.off));
+                        o.right ? "right" : "WRONG", c.off, o.right ? c.dim : "", shown, c.off));
     }
     if (!options.model.json) print("\n");
     questions.push_back(Json{{"id", sample.id},
