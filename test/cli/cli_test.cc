@@ -1,0 +1,336 @@
+// The program as its users meet it: a process with arguments, exit codes and messages.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/file.hpp"
+
+namespace statepack {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+const std::string kModel = SP_SOURCE_DIR "/models/statepack-gdn";
+const std::string kData = SP_SOURCE_DIR "/eval/data";
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+class CliTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / ("cli_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string text_of(const std::string& name) const {
+    std::ifstream file(path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+
+  pid_t start(const std::vector<std::string>& arguments, const std::string& input) {
+    write("in", input);
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    if (std::freopen(path("in").c_str(), "r", stdin) == nullptr ||
+        std::freopen(path("out").c_str(), "w", stdout) == nullptr ||
+        std::freopen(path("err").c_str(), "w", stderr) == nullptr) {
+      ::_exit(125);
+    }
+    std::vector<char*> argv = {const_cast<char*>("statepack")};
+    for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+    argv.push_back(nullptr);
+    ::execv(SP_PROGRAM, argv.data());
+    ::_exit(126);
+  }
+  Outcome finish(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), text_of("out"),
+            text_of("err")};
+  }
+  Outcome run(const std::vector<std::string>& arguments, const std::string& input = "") {
+    return finish(start(arguments, input));
+  }
+  // A JSON document on stdout, nothing on stderr, exit 0.
+  json run_json(std::vector<std::string> arguments, const std::string& input = "") {
+    arguments.emplace_back("--json");
+    const Outcome o = run(arguments, input);
+    EXPECT_EQ(o.exit_code, 0) << o.err;
+    EXPECT_EQ(o.err, "");
+    const json document = json::parse(o.out, nullptr, false);
+    EXPECT_FALSE(document.is_discarded()) << o.out;
+    return document;
+  }
+  void expect_refused(const std::vector<std::string>& arguments, const std::string& message) {
+    const Outcome o = run(arguments);
+    EXPECT_EQ(o.exit_code, 2) << o.out << o.err;
+    EXPECT_THAT(o.err, AllOf(StartsWith("statepack: "), HasSubstr(message)));
+    EXPECT_EQ(o.out, "");
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(CliTest, HelpHasExamplesForEveryCommand) {
+  for (const std::string command :
+       {"generate", "calibrate", "eval", "inspect", "size", "version"}) {
+    const Outcome o = run({command, "--help"});
+    EXPECT_EQ(o.exit_code, 0);
+    EXPECT_THAT(o.out, HasSubstr("Example")) << command;
+    EXPECT_THAT(o.out, HasSubstr("--json")) << command;
+  }
+  EXPECT_EQ(run({"--help"}).exit_code, 0);
+  EXPECT_THAT(run({"--version"}).out, StartsWith("statepack "));
+}
+
+TEST_F(CliTest, WrongUseIsExitTwo) {
+  expect_refused({}, "subcommand");
+  expect_refused({"fly"}, "fly");
+  expect_refused({"generate"}, "--model");
+  expect_refused({"generate", "-m", kModel, "--temprature", "1"}, "--temprature");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "-t", "hot"}, "hot");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "-t", "-1"}, "temperature");
+  expect_refused({"eval", "-m", kModel}, "--tasks");
+  expect_refused({"eval", "--tasks", "perm"}, "--model");
+  expect_refused({"eval", "-m", kModel, "results.json"}, "--report");
+  expect_refused({"eval", "--report", path("r.md")}, "results files");
+  expect_refused({"calibrate", "-m", kModel, "-o", path("p")}, "--text");
+  expect_refused({"size"}, "--list");
+}
+
+TEST_F(CliTest, BadInputIsNamed) {
+  expect_refused({"generate", "-m", path("none"), "-p", "x"}, "none");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "--state", "int9"}, "int9");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "--plan", path("p.safetensors")},
+                 "p.safetensors");
+  expect_refused({"eval", "-m", kModel, "--tasks", "juggling", "--data", kData}, "juggling.jsonl");
+  expect_refused({"eval", "-m", kModel, "--tasks", "all", "--data", path("")}, "no task files");
+  expect_refused({"eval", "-m", kModel, "--ids", "perm-no-1", "--data", kData}, "perm-no-1");
+  expect_refused({"inspect", path("nothing")}, "nothing");
+  expect_refused({"size", "gpt-5"}, "known models");
+  expect_refused({"size", "kimi", "--memory", "lots"}, "lots");
+  expect_refused({"calibrate", "-m", kModel, "--text", kData + "/README.md", "--scheme", "int8",
+                  "-o", path("p")},
+                 "needs no plan");
+  write("bad.safetensors", "not a plan");
+  expect_refused({"inspect", path("bad.safetensors")}, "bad.safetensors");
+  write("bad.snapshot", "not a snapshot");
+  expect_refused({"inspect", path("bad.snapshot")}, "bad.snapshot");
+  write("bad.json", "{}");
+  expect_refused({"eval", "-m", kModel, "--tasks", "perm", "--data", kData, "-o", path("bad.json")},
+                 "bad.json");
+  expect_refused({"eval", "--report", path("r.md"), path("bad.json")}, "bad.json");
+}
+
+TEST_F(CliTest, APlanThatIsMissingComesWithTheCure) {
+  fs::create_directories(path("m"));
+  for (const auto& item : fs::directory_iterator(kModel)) {
+    if (item.is_regular_file()) fs::create_symlink(item.path(), path("m") / item.path().filename());
+  }
+  expect_refused({"generate", "-m", path("m"), "-p", "x", "--state", "stepquant:6"},
+                 "statepack calibrate");
+}
+
+TEST_F(CliTest, CorruptModelFoldersAreRefused) {
+  const auto fresh = [&] {
+    fs::remove_all(path("m"));
+    fs::create_directories(path("m"));
+    for (const auto& item : fs::directory_iterator(kModel)) {
+      if (item.is_regular_file())
+        fs::create_symlink(item.path(), path("m") / item.path().filename());
+    }
+  };
+  const auto replace = [&](const std::string& file, const std::string& text) {
+    fresh();
+    fs::remove(path("m/" + file));
+    write("m/" + file, text);
+  };
+  const std::vector<std::string> arguments = {"generate", "-m", path("m"), "-p", "x"};
+  replace("config.json", "{");
+  expect_refused(arguments, "config.json");
+  replace("config.json", R"({"model_type": "llama"})");
+  expect_refused(arguments, "llama");
+  replace("tokenizer.json", "[]");
+  expect_refused(arguments, "tokenizer.json");
+  replace("model.safetensors.index.json", R"({"weight_map": {"a": "../../etc/passwd"}})");
+  expect_refused(arguments, "model.safetensors.index.json");
+  fresh();
+  const std::string shard = "model-00002-of-00003.safetensors";
+  const std::string bytes = read_text_file(kModel + "/" + shard, std::size_t{1} << 28).value();
+  replace(shard, bytes.substr(0, bytes.size() / 2));
+  expect_refused(arguments, shard);
+  fresh();
+  fs::remove(path("m") / fs::path(shard));
+  expect_refused(arguments, shard);
+}
+
+TEST_F(CliTest, GenerateAnswersThroughEveryKindOfState) {
+  for (const std::string state : {"fp32", "int8", "pace:4", "leapquant:8"}) {
+    const json d =
+        run_json({"generate", "-m", kModel, "-p", "Compute 929 + 957.", "--state", state});
+    EXPECT_THAT(d["text"].get<std::string>(), HasSubstr("answer: 1886")) << state;
+    EXPECT_EQ(d["finish_reason"], "stop");
+    EXPECT_EQ(d["usage"]["prompt_tokens"], 19);
+    EXPECT_EQ(d["state"]["scheme"], state);
+    EXPECT_EQ(d["state"]["fp32_bytes"], 6 * 4 * 128 * 128 * 4);
+    EXPECT_LE(d["state"]["payload_bytes"], d["state"]["fp32_bytes"]);
+  }
+}
+
+TEST_F(CliTest, GenerateStreamsStopsAndContinuesPlainText) {
+  const Outcome full = run({"generate", "-m", kModel, "-p", "Compute 929 + 957."});
+  EXPECT_EQ(full.exit_code, 0);
+  EXPECT_EQ(full.err, "");
+  EXPECT_THAT(full.out, AllOf(HasSubstr("carry"), HasSubstr("answer: 1886\n")));
+  const Outcome stopped =
+      run({"generate", "-m", kModel, "-p", "Compute 929 + 957.", "--stop", "carry 0"});
+  EXPECT_EQ(stopped.out, full.out.substr(0, full.out.find("carry 0")) + "\n");
+  const Outcome from_stdin = run({"generate", "-m", kModel, "-p", "-"}, "Compute 929 + 957.");
+  EXPECT_EQ(from_stdin.out, full.out);
+  const json raw = run_json({"generate", "-m", kModel, "--raw", "-p", "The cat", "-n", "5",
+                             "--ignore-eos", "--logprobs", "2"});
+  EXPECT_EQ(raw["usage"]["completion_tokens"], 5);
+  EXPECT_EQ(raw["finish_reason"], "length");
+  EXPECT_EQ(raw["logprobs"].size(), 5U);
+  EXPECT_EQ(raw["logprobs"][0]["top_logprobs"][0]["id"], raw["logprobs"][0]["id"]);
+}
+
+TEST_F(CliTest, SamplingRepeatsWithItsSeed) {
+  const auto text = [&](const std::string& seed) {
+    return run_json({"generate", "-m", kModel, "--raw", "-p", "Once", "-n", "12", "--ignore-eos",
+                     "-t", "1", "--top-p", "0.95", "--seed", seed})["text"]
+        .get<std::string>();
+  };
+  const std::string first = text("1");
+  EXPECT_EQ(text("1"), first);
+  EXPECT_NE(text("2"), first);
+}
+
+TEST_F(CliTest, ChatTakesATurnALine) {
+  const Outcome o = run({"generate", "-m", kModel, "--json"},
+                        "Compute 1 + 2.\n\n/clear\nCompute 929 + 957.\n/quit\nnever asked\n");
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  std::istringstream lines(o.out);
+  std::vector<json> turns;
+  for (std::string line; std::getline(lines, line);) turns.push_back(json::parse(line));
+  ASSERT_EQ(turns.size(), 2U);
+  EXPECT_EQ(turns[1]["usage"]["prompt_tokens"], 19);  // /clear forgot the first turn
+  EXPECT_THAT(turns[1]["text"].get<std::string>(), HasSubstr("1886"));
+}
+
+TEST_F(CliTest, CalibrateInspectAndUseAPlan) {
+  const std::string plan = path("plan.safetensors");
+  const json made = run_json(
+      {"calibrate", "-m", kModel, "--text", kData + "/wikitext2/wikitext2.valid.txt", "--scheme",
+       "stepquant:6", "--segments", "2", "--seq-len", "256", "--snapshots", "4", "-o", plan});
+  EXPECT_EQ(made["layers"].size(), 6U);
+  const json seen = run_json({"inspect", plan});
+  EXPECT_EQ(seen["kind"], "plan");
+  EXPECT_EQ(seen["fingerprint"], made["fingerprint"]);
+  EXPECT_EQ(seen["layers"][0]["heads"].size(), 4U);
+  EXPECT_THAT(run({"inspect", plan}).out, HasSubstr("stepquant:6"));
+  const json d = run_json({"generate", "-m", kModel, "-p", "Compute 929 + 957.", "--state",
+                           "stepquant:6", "--plan", plan});
+  EXPECT_THAT(d["text"].get<std::string>(), HasSubstr("answer: 1886"));
+  const json size = run_json({"size", kModel, "--state", "stepquant:6", "--plan", plan});
+  EXPECT_EQ(size["schemes"][0]["page_bytes"], d["state"]["payload_bytes"]);
+  EXPECT_EQ(size["schemes"][0]["nominal"], false);
+}
+
+TEST_F(CliTest, InspectAndSizeAModel) {
+  const json d = run_json({"inspect", kModel});
+  EXPECT_EQ(d["kind"], "model");
+  EXPECT_EQ(d["recurrent_layers"], 6);
+  EXPECT_EQ(d["state_bytes_fp32"], 6 * 4 * 128 * 128 * 4);
+  EXPECT_EQ(d["layers"][1]["resting_half_life"].size(), 4U);
+  EXPECT_THAT(run({"inspect", kModel}).out, HasSubstr("gated delta"));
+
+  const json size = run_json({"size", "qwen3.8-27b", "--state", "fp32", "--state", "stepquant:6",
+                              "-c", "10", "--memory", "80GiB"});
+  EXPECT_EQ(size["state_bytes_fp32"], 150994944);
+  EXPECT_EQ(size["schemes"][0]["concurrency"][0]["state_bytes"], 1509949440);
+  EXPECT_EQ(size["schemes"][1]["nominal"], true);
+  EXPECT_GT(size["schemes"][1]["sequences_that_fit"], size["schemes"][0]["sequences_that_fit"]);
+  const Outcome table = run({"size", "qwen3.8-27b"});
+  EXPECT_THAT(table.out, AllOf(HasSubstr("fp32"), HasSubstr("151 MB"), HasSubstr("nominal")));
+  EXPECT_EQ(run_json({"size", "--list"}).size(), 13U);
+}
+
+TEST_F(CliTest, EvalResumesReportsAndGates) {
+  const std::string results = path("r.json");
+  const std::vector<std::string> arguments = {"eval",      "-m",
+                                              kModel,      "--state",
+                                              "fp32",      "int4",
+                                              "--tasks",   "arith",
+                                              "--data",    kData,
+                                              "--samples", "3",
+                                              "--text",    kData + "/wikitext2/wikitext2.test.txt",
+                                              "--context", "64",
+                                              "--windows", "2",
+                                              "-o",        results};
+  const json first = run_json(arguments);
+  EXPECT_TRUE(first["runs"]["int4"]["results"]["arith"]["exact_match,none"].is_number());
+  EXPECT_EQ(first["runs"]["fp32"]["n-samples"]["arith"]["effective"], 3);
+  EXPECT_EQ(first["runs"]["fp32"]["results"]["wikitext2.test@64"]["kl,none"], 0.0);
+  EXPECT_GT(first["runs"]["int4"]["results"]["wikitext2.test@64"]["kl,none"], 0.0);
+  const std::string before = text_of("r.json");
+  const json again = run_json(arguments);  // nothing runs again: not even the times change
+  EXPECT_EQ(text_of("r.json"), before);
+  EXPECT_EQ(again, first);
+
+  const Outcome report = run({"eval", "--report", path("report.md"), results});
+  EXPECT_EQ(report.exit_code, 0) << report.err;
+  EXPECT_THAT(text_of("report.md"), AllOf(HasSubstr("## arith"), HasSubstr("| int4")));
+  const Outcome gate = run({"eval", "--report", path("report.md"), results, "--max-kl", "1e-9"});
+  EXPECT_EQ(gate.exit_code, 1);
+  EXPECT_THAT(gate.err, HasSubstr("gate failed: int4 on wikitext2.test@64"));
+}
+
+TEST_F(CliTest, SideBySide) {
+  const json d = run_json({"eval", "-m", kModel, "--state", "fp32", "--state", "int8", "--ids",
+                           "arith-short-0000,lists-short-0000", "--data", kData});
+  EXPECT_EQ(d["schemes"].size(), 2U);
+  EXPECT_EQ(d["questions"][0]["answers"][0]["answer"], "1886");
+  EXPECT_EQ(d["questions"][1]["id"], "lists-short-0000");
+  const Outcome o =
+      run({"eval", "-m", kModel, "--state", "fp32", "--ids", "arith-short-0000", "--data", kData});
+  EXPECT_THAT(o.out,
+              AllOf(HasSubstr("right answer: 1886"), HasSubstr("1 of 1"), Not(HasSubstr("\x1b"))));
+}
+
+TEST_F(CliTest, AnInterruptEndsCleanly) {
+  const std::string results = path("r.json");
+  const pid_t child = start(
+      {"eval", "-m", kModel, "--state", "fp32", "--tasks", "trace", "--data", kData, "-o", results},
+      "");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  ::kill(child, SIGINT);
+  const Outcome o = finish(child);
+  EXPECT_EQ(o.exit_code, 130) << o.err;
+  EXPECT_THAT(o.err, HasSubstr("stopped on request"));
+  EXPECT_FALSE(fs::exists(results));
+}
+
+}  // namespace
+}  // namespace statepack
