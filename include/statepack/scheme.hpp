@@ -26,20 +26,20 @@ enum class Phase : std::uint8_t { kHandover, kAbsolute };
 /// A parsed scheme name. Cheap to copy; prints back to the string that it was parsed from, with
 /// options in a fixed order and defaults left out: `stepquant:4,period=16,records=int8`.
 struct Scheme {
-  std::string codec;          ///< "stepquant"
-  std::string codec_arg;      ///< "4", "" when the codec takes none
-  std::string codec_options;  ///< the codec's own non-default options, "rank=2,clip=on", fixed order
-  int period = 1;             ///< tokens between two roundings; 1 rounds at every token
+  std::string codec;                 ///< "stepquant"
+  std::string codec_arg;             ///< "4", "" when the codec takes none
+  std::string codec_options;         ///< the codec's own non-default options: "rank=2,clip=on"
+  int period = 1;                    ///< tokens between two roundings; 1 rounds at every token
   Records records = Records::kBf16;  ///< meaningful when period > 1
   RecordMode mode = RecordMode::kU;
   Phase phase = Phase::kHandover;
-  int prefill_period = 0;     ///< 0: one rounding at the hand-over; else every so many prompt tokens
-  bool beta_bf16 = false;     ///< round beta to bf16 first, as one published kernel does
+  int prefill_period = 0;  ///< 0: one rounding at the hand-over; else every so many prompt tokens
+  bool beta_bf16 = false;  ///< round beta to bf16 first, as one published kernel does
 
   /// Parses and validates. Errors: kInvalidArgument or kUnsupported with the reason and the remedy.
   static Result<Scheme> parse(std::string_view name);
-  std::string name() const;         ///< shortest form
-  std::string full_name() const;    ///< every option written out
+  std::string name() const;       ///< shortest form
+  std::string full_name() const;  ///< every option written out
   bool needs_plan() const;
   bool operator==(const Scheme&) const = default;
 };

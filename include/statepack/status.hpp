@@ -45,8 +45,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}    // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -67,8 +67,8 @@ class [[nodiscard]] Result {
 }  // namespace statepack
 
 /// Returns from the enclosing function when `expr` (a Status) failed.
-#define SP_RETURN_IF_ERROR(expr)                          \
-  do {                                                    \
+#define SP_RETURN_IF_ERROR(expr)                                                      \
+  do {                                                                                \
     if (::statepack::Status sp_status_ = (expr); !sp_status_.ok()) return sp_status_; \
   } while (false)
 
@@ -78,7 +78,9 @@ class [[nodiscard]] Result {
 /// `SP_ASSIGN_OR_RETURN(auto x, f());` takes the value of a Result or returns its Status.
 #define SP_ASSIGN_OR_RETURN(lhs, expr) \
   SP_ASSIGN_OR_RETURN_IMPL_(SP_CONCAT_(sp_result_, __LINE__), lhs, expr)
+// NOLINTBEGIN(bugprone-macro-parentheses): `lhs` may be a declaration.
 #define SP_ASSIGN_OR_RETURN_IMPL_(result, lhs, expr) \
   auto result = (expr);                              \
   if (!result.ok()) return result.status();          \
   lhs = std::move(result).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -1,5 +1,5 @@
-// Shapes and words that every part shares. Letters are fixed everywhere: B rows of a batch, T tokens,
-// H key heads, HV value heads, K key width (rows of a state), V value width (columns of a state).
+// Shapes and words that every part shares. Letters are fixed everywhere: B rows of a batch, T
+// tokens, H key heads, HV value heads, K key width (rows of a state), V value width (its columns).
 #pragma once
 
 #include <cstddef>

@@ -2,8 +2,8 @@
 //
 // The loader picks the copy at start-up. All copies give the same bits: the build forbids fused
 // multiply-add contraction and re-association, so wider vectors only do more lanes at a time. Loops
-// that reduce across lanes must therefore name their lanes (see `LaneSum` users) and not rely on the
-// compiler to split them. Sanitizer builds take the portable copy alone, because the loader's
+// that reduce across lanes must therefore name their lanes (see `LaneSum` users) and not rely on
+// the compiler to split them. Sanitizer builds take the portable copy alone, because the loader's
 // resolvers would run before the sanitizer's own start-up.
 #pragma once
 

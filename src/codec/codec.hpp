@@ -1,9 +1,9 @@
 // A codec turns one head's state into packed bytes and back.
 //
 // A state X is [K][V] f32, row-major: key channels are rows, value channels are columns. The packed
-// bytes of all heads of one layer are a page; a LayerCodec is compiled for one layer (its shape, its
-// plan entry) and knows where in the page each head's codes and scales lie, which need not be one
-// run of bytes (STEPQuant keeps the scales of all heads behind all codes).
+// bytes of all heads of one layer are a page; a LayerCodec is compiled for one layer (its shape,
+// its plan entry) and knows where in the page each head's codes and scales lie, which need not be
+// one run of bytes (STEPQuant keeps the scales of all heads behind all codes).
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@
 
 namespace statepack {
 
-/// What a plan says about one layer. A codec reads the fields it needs and refuses a plan that lacks
-/// them; it ignores the others.
+/// What a plan says about one layer. A codec reads the fields it needs and refuses a plan that
+/// lacks them; it ignores the others.
 struct LayerPlan {
-  std::vector<std::uint8_t> bits;    ///< [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16
-  std::vector<float> row_weight;     ///< [HV*K] w of STEPQuant, finite and > 0
-  std::vector<std::uint8_t> high;    ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
+  std::vector<std::uint8_t> bits;  ///< [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16
+  std::vector<float> row_weight;   ///< [HV*K] w of STEPQuant, finite and > 0
+  std::vector<std::uint8_t> high;  ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
 };
 
 /// Payload bytes of a page by what they hold. total() equals page_bytes() of the codec.
 struct PayloadBytes {
   std::int64_t codes = 0;
-  std::int64_t scales = 0;        ///< row, column and group scales
+  std::int64_t scales = 0;  ///< row, column and group scales
   std::int64_t zero_points = 0;
-  std::int64_t pivots = 0;        ///< values kept in half precision
+  std::int64_t pivots = 0;  ///< values kept in half precision
   std::int64_t compensators = 0;
   std::int64_t padding = 0;
   std::int64_t total() const {
@@ -79,7 +79,7 @@ class LayerCodec {
 /// A codec option as users write it after a comma: `rank=2`.
 struct CodecOption {
   std::string_view key;
-  std::string_view values;  ///< what is allowed, for help and errors: "row|column|tensor|group", "1..8"
+  std::string_view values;  ///< what is allowed, for help and errors: "row|column", "1..8"
   std::string_view help;
 };
 
@@ -100,9 +100,9 @@ struct CodecConfig {
 
 /// One codec of the list. Everything that others need to know about it is asked here.
 struct CodecInfo {
-  std::string_view name;  ///< word of the scheme name, tag on disk
-  std::uint16_t id;       ///< on disk; never reused
-  std::string_view help;  ///< one line
+  std::string_view name;               ///< word of the scheme name, tag on disk
+  std::uint16_t id;                    ///< on disk; never reused
+  std::string_view help;               ///< one line
   std::vector<std::string_view> args;  ///< allowed arguments, the first is the default; empty: none
   std::vector<CodecOption> options;
   /// What a plan must provide for this codec ("" = no plan): "stepquant", "pace-high". The empty

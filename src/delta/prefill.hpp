@@ -1,4 +1,4 @@
-// Chunked prefill of the delta rule (WY form, chunks of 64 tokens), f32, for one sequence and layer.
+// Chunked prefill of the delta rule (WY form, chunks of 64 tokens), f32, one sequence and layer.
 #pragma once
 
 #include "base/thread_pool.hpp"
@@ -11,18 +11,18 @@ inline constexpr int kPrefillChunk = 64;
 /// What one solved chunk of one value head looked like; all pointers are valid during the call.
 ///   S_tau = exp(G_tau) S_0 + sum_{j<=tau} exp(G_tau - G_j) k_j d_j^T     (tau inside the chunk)
 struct ChunkView {
-  int layer = 0;       ///< recurrent layer, from 0
+  int layer = 0;  ///< recurrent layer, from 0
   int value_head = 0;
-  int n_tokens = 0;    ///< C, the last chunk may be shorter
-  std::int64_t position = 0;     ///< of the chunk's first token in its sequence
-  const float* q = nullptr;      ///< [C][K] at stride qk_stride; scaled, normalised
-  const float* k = nullptr;      ///< [C][K] at stride qk_stride
+  int n_tokens = 0;           ///< C, the last chunk may be shorter
+  std::int64_t position = 0;  ///< of the chunk's first token in its sequence
+  const float* q = nullptr;   ///< [C][K] at stride qk_stride; scaled, normalised
+  const float* k = nullptr;   ///< [C][K] at stride qk_stride
   std::int64_t qk_stride = 0;
-  const float* g = nullptr;      ///< [C][gate_width] at stride g_stride: log decay
+  const float* g = nullptr;  ///< [C][gate_width] at stride g_stride: log decay
   std::int64_t g_stride = 0;
-  const float* beta = nullptr;   ///< [C] at stride beta_stride
+  const float* beta = nullptr;  ///< [C] at stride beta_stride
   std::int64_t beta_stride = 0;
-  const float* d = nullptr;      ///< [C][V] corrections, contiguous
+  const float* d = nullptr;         ///< [C][V] corrections, contiguous
   const float* S_before = nullptr;  ///< [K][V]
   const float* S_after = nullptr;   ///< [K][V]
 };
@@ -47,8 +47,8 @@ struct PrefillInput {
   const float* g = nullptr;     ///< [T, HV, gate_width]
   const float* beta = nullptr;  ///< [T, HV]
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  float* S = nullptr;           ///< [HV][K][V], read and replaced
-  float* out = nullptr;         ///< [T, HV, V]
+  float* S = nullptr;    ///< [HV][K][V], read and replaced
+  float* out = nullptr;  ///< [T, HV, V]
   std::int64_t out_stride = 0;
 };
 

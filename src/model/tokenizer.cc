@@ -13,7 +13,8 @@
 namespace statepack {
 namespace {
 
-constexpr std::size_t kMaxFileBytes = std::size_t{96} << 20;  // a parsed file takes about twenty times its size
+constexpr std::size_t kMaxFileBytes = std::size_t{96}
+                                      << 20;  // a parsed file takes about twenty times its size
 // Pieces recur: most words of a text are encoded once. Long ones hardly do, and would cost memory.
 constexpr std::size_t kMaxCachedPieceBytes = 64;
 constexpr std::size_t kMaxCachedPieces = std::size_t{1} << 16;

@@ -20,6 +20,7 @@
 
 #include "model/bpe.hpp"
 #include "model/split_regex.hpp"
+#include "model/tokenizer_spec.hpp"
 #include "model/utf8.hpp"
 
 namespace statepack {
@@ -571,6 +572,28 @@ TEST_F(TokenizerDir, FaultsOfTiktokenFilesNameTheLine) {
                                      R"(": {"content": "<|reserved_token_)" +
                                      std::to_string(std::stoi(id) + 1) + R"(|>"}}})");
   expect_error(Code::kCorrupt, "is there twice");
+}
+
+TEST(Tiktoken, AnyChangedByteIsAnErrorOrATokenizer) {
+  const std::string ranks = read_file("test/data/tokenizers/kimi/tiktoken.model");
+  const std::string config = read_file("test/data/tokenizers/kimi/tokenizer_config.json");
+  std::mt19937 random(2);
+  int n_fine = 0;
+  for (int i = 0; i < 400; ++i) {
+    std::string r = ranks;
+    std::string c = config;
+    std::string& changed = i % 4 == 0 ? c : r;
+    changed[random() % changed.size()] = static_cast<char>(random() % 256);
+    if (i % 7 == 0) r.resize(random() % r.size());
+    auto spec = read_tiktoken(r, "ranks", c, "config");
+    if (!spec.ok()) continue;
+    const auto tokenizer = make_tokenizer(std::move(*spec));
+    if (!tokenizer.ok()) continue;
+    ++n_fine;
+    const std::string text = "Hello, world 你好 [BOS]";
+    EXPECT_EQ((*tokenizer)->decode((*tokenizer)->encode(text, false), false), text);
+  }
+  EXPECT_GT(n_fine, 0);
 }
 
 // --- the parts ---
