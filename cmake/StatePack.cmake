@@ -1,4 +1,4 @@
-# The two functions that every folder uses.
+# The functions that every folder uses.
 
 # sp_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one static library for one folder of src/.
 # LINK names what its headers need, PRIVATE_LINK what only its sources need.
@@ -15,6 +15,9 @@ function(sp_library name)
   list(TRANSFORM ARG_PRIVATE_LINK REPLACE "^nlohmann_json::.*" "$<BUILD_INTERFACE:\\0>")
   target_link_libraries(sp_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   sp_options(sp_${name})
+  if(NOT SP_SANITIZE)  # -O2 of g++ 12 hardly vectorises
+    target_compile_options(sp_${name} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:-O3>)
+  endif()
   set_target_properties(sp_${name} PROPERTIES
     OUTPUT_NAME statepack_${name} EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
   set_property(GLOBAL APPEND PROPERTY SP_LIBRARIES sp_${name})
@@ -28,9 +31,6 @@ function(sp_options target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
     -ffp-contract=off -fno-math-errno -fno-trapping-math)
-  if(NOT SP_SANITIZE)  # -O2 of g++ 12 hardly vectorises
-    target_compile_options(${target} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:-O3>)
-  endif()
   if(SP_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
