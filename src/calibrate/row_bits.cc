@@ -107,6 +107,7 @@ class RowBits {
       plan.bits.assign(at(shape.n_value_heads) * at(shape.K), 0);
       for (int h = 0; h < shape.n_value_heads; ++h) {
         std::vector<double> omega;
+        omega.reserve(at(shape.K));
         for (int i = 0; i < shape.K; ++i) {
           omega.push_back(run_.omega(l, h, i, CalibrationRun::kPooled));
         }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -64,8 +65,8 @@ CalibrationRun::CalibrationRun(const std::vector<LayerShape>& shapes,
 
 std::vector<int> CalibrationRun::competing_domains() const {
   if (options_.combine == CombineDomains::kMean) return {kPooled};
-  std::vector<int> domains;
-  for (int d = 0; d < n_domains(); ++d) domains.push_back(d);
+  std::vector<int> domains(at(n_domains()));
+  std::iota(domains.begin(), domains.end(), 0);
   return domains;
 }
 
@@ -266,6 +267,7 @@ LayerSummary summarise_layer(const CalibrationRun& run, const ErrorMeter& meter,
   double error = 0, power = 0;
   for (int h = 0; h < shape.n_value_heads; ++h) {
     std::vector<double> omega;
+    omega.reserve(at(shape.K));
     for (int i = 0; i < shape.K; ++i) omega.push_back(run.omega(layer, h, i, kPooled));
     spreads.push_back(ratio(percentile(omega, 0.9), percentile(omega, 0.1)));
     for (int i = 0; i < shape.gate_width(); ++i) {

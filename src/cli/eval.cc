@@ -308,6 +308,12 @@ int check_gates(const Json& document, const Options& options) {
   const Json& runs = document["runs"];
   for (const auto& [name, run] : runs.items()) {
     for (const auto& [piece, result] : run["results"].items()) {
+      if (const double n_failed = number(result, "failed,none", 0); n_failed > 0) {
+        fail(
+            fmt::format("{} on {}: {:.0f} pieces ended with an error (a state that is not finite, "
+                        "say)",
+                        name, piece, n_failed));
+      }
       const double kl = number(result, "kl,none", 0);
       if (kl > options.max_kl) {
         fail(fmt::format("{} on {}: KL {:.3g} is above {:.3g}", name, piece, kl, options.max_kl));

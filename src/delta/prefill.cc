@@ -237,7 +237,8 @@ void run_head(const PrefillInput& in, int head, ChunkObserver* observer) {
     small_gemm(n, V, K, s.q_in.data(), K, 1, s.S.data(), V, s.O.data(), V, false);
     for (int r0 = 0; r0 < n; r0 += kSub) {
       const int rows = std::min(kSub, n - r0), end = r0 + rows;
-      for (int i = r0; i < end; ++i) std::fill(&s.P[i * kC + i + 1], &s.P[i * kC] + end, 0.0F);
+      float* P = s.P.data();
+      for (int i = r0; i < end; ++i) std::fill(P + i * kC + i + 1, P + i * kC + end, 0.0F);
       small_gemm(rows, V, end, &s.P[r0 * kC], kC, 1, s.D.data(), V, &s.O[std::int64_t{r0} * V], V,
                  true);
     }

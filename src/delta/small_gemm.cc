@@ -58,8 +58,9 @@ constexpr int kTileVectors = 4;  // 32 registers
 constexpr int kTileVectors = 2;  // 16 registers
 #endif
 
-void SmallGemm(int M, int N, int K, const float* A, std::int64_t a_row, std::int64_t a_col,
-               const float* B, std::int64_t b_row, float* C, std::int64_t c_row, bool accumulate) {
+void small_gemm_kernel(int M, int N, int K, const float* A, std::int64_t a_row, std::int64_t a_col,
+                       const float* B, std::int64_t b_row, float* C, std::int64_t c_row,
+                       bool accumulate) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
   constexpr int L = static_cast<int>(hn::MaxLanes(d));
@@ -81,11 +82,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace statepack {
 
-HWY_EXPORT(SmallGemm);
+HWY_EXPORT(small_gemm_kernel);
 
 void small_gemm(int M, int N, int K, const float* A, std::int64_t a_row, std::int64_t a_col,
                 const float* B, std::int64_t b_row, float* C, std::int64_t c_row, bool accumulate) {
-  HWY_DYNAMIC_DISPATCH(SmallGemm)(M, N, K, A, a_row, a_col, B, b_row, C, c_row, accumulate);
+  HWY_DYNAMIC_DISPATCH(small_gemm_kernel)(M, N, K, A, a_row, a_col, B, b_row, C, c_row, accumulate);
 }
 
 }  // namespace statepack

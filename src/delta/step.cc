@@ -183,7 +183,7 @@ class Head {
 
   /// X = D S + k u^T from `S` to `X` (which may be the same place); returns the peak of X.
   std::int32_t write(const float* S, const Token& token, const float* u, float* X) {
-    kernel::exp_all(token.g, kWidth(), x_.gamma);
+    kernel::exp_all(token.g, gate_width(), x_.gamma);
     return kernel::decay_and_write(S, K_, V_, x_.gamma, kStride, write_key(token.k), u, X);
   }
 
@@ -192,7 +192,7 @@ class Head {
     const auto peak = [](const float* x, std::int64_t n) {
       return static_cast<double>(std::bit_cast<float>(kernel::peak_bits(x, n)));
     };
-    const double bound = peak(x_.gamma, kWidth()) * peak(page_state_, std::int64_t{K_} * V_) +
+    const double bound = peak(x_.gamma, gate_width()) * peak(page_state_, std::int64_t{K_} * V_) +
                          peak(token.k, K_) * peak(u, V_);
     return bound <= static_cast<double>(std::numeric_limits<float>::max());
   }
@@ -213,7 +213,7 @@ class Head {
         one_.load_total(x_.record, 0, x_.sum);
         if (n > 0) {
           window_.load_total(block, head_, x_.gamma);
-          for (int i = 0; i < kWidth(); ++i) x_.sum[i] += x_.gamma[i];
+          for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
         }
       }
       expand(page_state_, n + 1);
@@ -252,12 +252,12 @@ class Head {
 
  private:
   static constexpr int kStride = gate == Gate::kScalar ? 0 : 1;
-  int kWidth() const { return gate == Gate::kScalar ? 1 : K_; }
+  int gate_width() const { return gate == Gate::kScalar ? 1 : K_; }
 
   /// Record `m` of a window becomes record `to` in scratch.
   void load_record(const WindowLayout& layout, const std::uint8_t* block, int m, int key_head,
                    int value_head, int to) {
-    float* gates = x_.gates + std::int64_t{to} * kWidth();
+    float* gates = x_.gates + std::int64_t{to} * gate_width();
     layout.load_key(block, m, key_head, x_.keys + std::int64_t{to} * K_);
     layout.load_value(block, m, value_head, x_.values + std::int64_t{to} * V_);
     if (layout.keeps_factors()) {
@@ -276,10 +276,10 @@ class Head {
   /// with log decay g. Suffix sums of logs, or backward products of factors; never differences.
   void decay_records(const std::uint8_t* block, int n, const float* g) {
     if (window_.keeps_total()) {
-      for (int i = 0; i < kWidth(); ++i) x_.sum[i] = g[i];
+      for (int i = 0; i < gate_width(); ++i) x_.sum[i] = g[i];
       if (n > 0) {
         window_.load_total(block, head_, x_.gamma);
-        for (int i = 0; i < kWidth(); ++i) x_.sum[i] += x_.gamma[i];
+        for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
       }
     }
     decay_keys(n, g);
@@ -308,15 +308,15 @@ class Head {
       return;
     }
     float* sum = x_.sum;
-    for (int i = 0; i < kWidth(); ++i) sum[i] = g == nullptr ? 0.0f : g[i];
+    for (int i = 0; i < gate_width(); ++i) sum[i] = g == nullptr ? 0.0f : g[i];
     for (int m = n - 1; m >= 0; --m) {
       float* key = x_.keys + std::int64_t{m} * K_;
-      const float* log = x_.gates + std::int64_t{m} * kWidth();
-      kernel::exp_all(sum, kWidth(), x_.gamma);
+      const float* log = x_.gates + std::int64_t{m} * gate_width();
+      kernel::exp_all(sum, gate_width(), x_.gamma);
       for (int i = 0; i < K_; ++i) key[i] *= x_.gamma[i * kStride];
-      for (int i = 0; i < kWidth(); ++i) sum[i] += log[i];
+      for (int i = 0; i < gate_width(); ++i) sum[i] += log[i];
     }
-    kernel::exp_all(sum, kWidth(), x_.gamma);
+    kernel::exp_all(sum, gate_width(), x_.gamma);
   }
 
   /// p = S'^T k and r = S'^T q of the page alone, S' = Gamma o S. A codec that keeps Z = M S is
@@ -370,11 +370,11 @@ class Head {
   void replay_record(const float* S, int m) {
     const float* k = x_.keys + std::int64_t{m} * K_;
     const float* v = x_.values + std::int64_t{m} * V_;
-    const float* gates = x_.gates + std::int64_t{m} * kWidth();
+    const float* gates = x_.gates + std::int64_t{m} * gate_width();
     if (window_.keeps_factors()) {
-      std::copy_n(gates, kWidth(), x_.gamma);
+      std::copy_n(gates, gate_width(), x_.gamma);
     } else {
-      kernel::exp_all(gates, kWidth(), x_.gamma);
+      kernel::exp_all(gates, gate_width(), x_.gamma);
     }
     read_page(S, k, k);
     for (int j = 0; j < V_; ++j) x_.u[j] = x_.betas[m] * (v[j] - x_.p[j]);

@@ -47,22 +47,29 @@ std::vector<std::string> pieces_with(const Json& document, const char* metric) {
   return names;
 }
 
-// A mean over the bucket that ends at `mark` tokens, i.e. over [7/8 mark, mark), of any forced
-// piece; a dash when no window was that long. A window's last token is read by no one, hence `mark`
+// A mean over the bucket that ends at `mark` tokens, i.e. over [7/8 mark, mark): of `piece`, or
+// when it is empty of the forced piece with most positions there; a dash when no window was that
+// long. A window's last token is read by no one, hence `mark`
 // - 1.
 const Json* bucket_before(const Json& run, std::int64_t mark, const std::string& piece) {
   const auto forced = run.find("forced");
   if (forced == run.end()) return nullptr;
+  const Json* largest = nullptr;
+  std::int64_t n_largest = 0;
   for (const auto& [name, sums] : forced->items()) {
     if (!piece.empty() && name != piece) continue;
     const auto buckets = sums.find("buckets");
     if (buckets == sums.end() || !buckets->is_array()) continue;
     for (const Json& b : *buckets) {
       const std::int64_t end = b.value("end", std::int64_t{0});
-      if ((end == mark || end == mark - 1) && b.value("n", std::int64_t{0}) > 0) return &b;
+      const std::int64_t n = b.value("n", std::int64_t{0});
+      if ((end == mark || end == mark - 1) && n > n_largest) {
+        largest = &b;
+        n_largest = n;
+      }
     }
   }
-  return nullptr;
+  return largest;
 }
 
 std::string mean_of(const Json* bucket, const char* key, std::string_view format) {

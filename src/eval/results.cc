@@ -278,6 +278,11 @@ void record_forced(Json& run, const std::string& name, const Json& config,
                               {"kl_max,none", total.kl_max},
                               {"top1_agreement,none", static_cast<double>(total.n_agree) / n},
                               {"failed,none", result.n_failed}};
+  if (total.n == 0) {  // every window failed: there is no mean to report
+    for (auto& [key, value] : run["results"][name].items()) {
+      if (value.is_number_float()) value = nullptr;
+    }
+  }
   run["n-samples"][name] = Json{{"original", total.n}, {"effective", total.n}};
   run["higher_is_better"][name] =
       Json{{"perplexity", false}, {"kl", false}, {"top1_agreement", true}};

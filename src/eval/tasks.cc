@@ -124,6 +124,7 @@ std::vector<TaskSample> pick_evenly(const std::vector<TaskSample>& samples, std:
   }
   std::sort(taken.begin(), taken.end());
   std::vector<TaskSample> picked;
+  picked.reserve(taken.size());
   for (const std::size_t i : taken) picked.push_back(samples[i]);
   return picked;
 }

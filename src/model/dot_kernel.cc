@@ -201,8 +201,9 @@ void pack(const float* x, std::int64_t K, float* packed) {
   }
 }
 
-void DotRows(DType dtype, const float* packed, std::int64_t n_rows, const std::byte* const* w_rows,
-             std::int64_t n_out, std::int64_t K, float* y, std::int64_t y_stride) {
+void dot_rows_kernel(DType dtype, const float* packed, std::int64_t n_rows,
+                     const std::byte* const* w_rows, std::int64_t n_out, std::int64_t K, float* y,
+                     std::int64_t y_stride) {
   switch (dtype) {
     case DType::kBF16:
       return dots<WBf16>(packed, n_rows, w_rows, n_out, K, y, y_stride);
@@ -213,7 +214,7 @@ void DotRows(DType dtype, const float* packed, std::int64_t n_rows, const std::b
   }
 }
 
-void PackRow(DType dtype, const float* x, std::int64_t K, float* packed) {
+void pack_row_kernel(DType dtype, const float* x, std::int64_t K, float* packed) {
   if (dtype == DType::kBF16) return pack<WBf16>(x, K, packed);
   pack<WNatural>(x, K, packed);
 }
@@ -224,21 +225,21 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace statepack {
 
-HWY_EXPORT(DotRows);
-HWY_EXPORT(PackRow);
+HWY_EXPORT(dot_rows_kernel);
+HWY_EXPORT(pack_row_kernel);
 
 std::int64_t packed_width(std::int64_t K) { return (K + 31) / 32 * 32; }
 
 void pack_row(DType dtype, const float* x, std::int64_t K, float* packed) {
   const std::int64_t width = packed_width(K);
   for (std::int64_t k = K; k < width; ++k) packed[k] = 0;
-  HWY_DYNAMIC_DISPATCH(PackRow)(dtype, x, K, packed);
+  HWY_DYNAMIC_DISPATCH(pack_row_kernel)(dtype, x, K, packed);
 }
 
 void dot_rows(DType dtype, const float* packed, std::int64_t n_rows, const std::byte* const* w_rows,
               std::int64_t n_out, std::int64_t K, float* y, std::int64_t y_stride) {
   SP_CHECK(dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32, "weight dtype");
-  HWY_DYNAMIC_DISPATCH(DotRows)(dtype, packed, n_rows, w_rows, n_out, K, y, y_stride);
+  HWY_DYNAMIC_DISPATCH(dot_rows_kernel)(dtype, packed, n_rows, w_rows, n_out, K, y, y_stride);
 }
 
 }  // namespace statepack

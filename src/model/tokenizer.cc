@@ -348,7 +348,7 @@ std::string Utf8Stream::push(std::string_view bytes) {
 }
 
 std::string Utf8Stream::finish() {
-  const std::string out = to_valid_utf8(pending_);
+  std::string out = to_valid_utf8(pending_);
   pending_.clear();
   return out;
 }

@@ -233,7 +233,7 @@ class Reader {
       }
       std::optional<std::string> bytes = bytes_of_byte_level(text);
       spec_.encodable[id] = bytes.has_value();
-      spec_.tokens[id] = bytes ? std::move(*bytes) : text;
+      spec_.tokens[id] = bytes ? *std::move(bytes) : text;
       id_of_.emplace(text, static_cast<std::int32_t>(id));
     }
     return {};

@@ -227,6 +227,16 @@ Status Engine::read_prompts() {
     }
     Sequence& sequence = *reading_;
     if (Status status = read_segment(sequence, &n_read); !status.ok()) {
+      if (status.code() == Code::kInterrupted) {
+        // The request stays: it is read from its start when run() is called again.
+        pool_.free(sequence.slot);
+        sequence.slot = 0;
+        sequence.position = 0;
+        sequence.kv.reset();
+        const std::lock_guard lock(mutex_);
+        waiting_.push_front(std::move(reading_));
+        return status;
+      }
       finish(sequence, FinishReason::kError, std::move(status), nullptr, {});
       reading_.reset();
       continue;

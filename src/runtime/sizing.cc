@@ -117,7 +117,7 @@ Result<Plan> nominal_plan(const Scheme& scheme, const std::vector<LayerShape>& s
     layer.bits.assign(n_rows, static_cast<std::uint8_t>(bits));
     layer.row_weight.assign(n_rows, 1.0F);
     layer.high.assign(static_cast<std::size_t>(shape.n_value_heads), 0);
-    std::fill_n(layer.high.begin(), shape.n_value_heads / 4, std::uint8_t{1});
+    std::fill_n(layer.high.begin(), (shape.n_value_heads + 3) / 4, std::uint8_t{1});
     plan.layers.push_back(std::move(layer));
   }
   return plan;

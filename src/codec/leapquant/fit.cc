@@ -1,5 +1,6 @@
 #include "codec/leapquant/fit.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/half.hpp"
@@ -20,7 +21,7 @@ template <int R>
 [[gnu::always_inline]] inline void low_rank_row(const float* __restrict key, std::int64_t stride,
                                                 const float* __restrict value, std::int64_t n,
                                                 float sign, float* __restrict x) {
-  float k[R > 0 ? R : 1] = {};
+  float k[std::max(R, 1)] = {};
   for (int p = 0; p < R; ++p) k[p] = sign * key[p * stride];
   for (std::int64_t j = 0; j < n; ++j) {
     float sum = x[j];

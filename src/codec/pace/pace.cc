@@ -243,7 +243,7 @@ Result<std::unique_ptr<LayerCodec>> make(const CodecConfig& config, const LayerS
       return Status(Code::kInvalidArgument,
                     codec_label(config) +
                         ": needs a plan that names the 8-bit heads; make one with "
-                        "`statepack calibrate --state pace:4/8`");
+                        "`statepack calibrate --scheme pace:4/8`");
     }
     high = plan->high;
     if (high.size() != static_cast<std::size_t>(shape.n_value_heads)) {

@@ -163,7 +163,8 @@ Value map(const Value& input, Arguments& arguments, Work& work) {
     const auto a = bind("map", arguments, {"attribute", "default"}, 1);
     for (const Value& item : iterate(input, work)) {
       Value value = follow_path(item, *a[0], work);
-      mapped.push_back(value.is_undefined() && a[1] != nullptr ? *a[1] : std::move(value));
+      if (value.is_undefined() && a[1] != nullptr) value = *a[1];
+      mapped.push_back(std::move(value));
     }
     return Value::list(std::move(mapped));
   }
@@ -342,7 +343,7 @@ constexpr Filter kFilters[] = {
     {"float",
      [](const Value& input, Arguments& arguments, Work&) -> Value {
        const auto a = bind("float", arguments, {"default"}, 0);
-       const Value fallback = a[0] == nullptr ? Value(0.0) : *a[0];
+       Value fallback = a[0] == nullptr ? Value(0.0) : *a[0];
        if (input.is_number()) return input.number();
        if (const std::string* s = input.string()) {
          const std::optional<double> value = parse_float(*s);
@@ -355,7 +356,7 @@ constexpr Filter kFilters[] = {
     {"int",
      [](const Value& input, Arguments& arguments, Work&) -> Value {
        const auto a = bind("int", arguments, {"default", "base"}, 0);
-       const Value fallback = a[0] == nullptr ? Value(std::int64_t{0}) : *a[0];
+       Value fallback = a[0] == nullptr ? Value(std::int64_t{0}) : *a[0];
        std::int64_t storage = 0;
        if (const std::int64_t* integer = input.integer(storage)) return *integer;
        if (input.is_float()) return truncate(input.number());

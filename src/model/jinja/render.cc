@@ -143,7 +143,7 @@ class Renderer {
  public:
   explicit Renderer(const Limits& limits) : work_(limits.work), n_out_bytes_(limits.n_out_bytes) {}
 
-  std::string run(const Body& body, std::vector<std::pair<std::string, Value>> variables) {
+  std::string run(const Body& body, std::vector<std::pair<std::string, Value>>&& variables) {
     Scope globals(nullptr);
     const auto add = [&](const char* name, std::function<Value(Arguments&)> call) {
       globals.names.emplace(name, make_function(name, std::move(call)));
