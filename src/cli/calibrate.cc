@@ -46,6 +46,13 @@ Result<int> run(const Options& options) {
     return Status(Code::kInvalidArgument,
                   fmt::format("{} needs no plan; use it as it is", scheme.name()));
   }
+  if (std::error_code none; std::filesystem::exists(options.out, none) &&
+                            !std::filesystem::is_empty(options.out, none) &&
+                            !Plan::load(options.out).ok()) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("'{}' exists and is not a plan; name another file for -o", options.out));
+  }
   SP_ASSIGN_OR_RETURN(const Session session, open_session(options.model));
   std::vector<CalibrationText> texts;
   for (const std::string& path : options.texts) {

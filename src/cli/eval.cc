@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
@@ -306,6 +307,8 @@ int check_gates(const Json& document, const Options& options) {
     exit_code = kExitGateFailed;
   };
   const Json& runs = document["runs"];
+  bool any_kl = false;
+  bool any_drop = false;
   for (const auto& [name, run] : runs.items()) {
     for (const auto& [piece, result] : run["results"].items()) {
       if (const double n_failed = number(result, "failed,none", 0); n_failed > 0) {
@@ -314,19 +317,29 @@ int check_gates(const Json& document, const Options& options) {
                         "say)",
                         name, piece, n_failed));
       }
+      any_kl = any_kl || result.contains("kl,none");
       const double kl = number(result, "kl,none", 0);
-      if (kl > options.max_kl) {
+      if (!(kl <= options.max_kl)) {
         fail(fmt::format("{} on {}: KL {:.3g} is above {:.3g}", name, piece, kl, options.max_kl));
       }
       const auto reference = runs.find(kReference);
       if (reference == runs.end() || !(*reference)["results"].contains(piece)) continue;
+      any_drop = any_drop || (name != kReference && result.contains("exact_match,none"));
       const double drop = number((*reference)["results"][piece], "exact_match,none", 0) -
                           number(result, "exact_match,none", 1);
-      if (drop > options.max_drop) {
+      if (!(drop <= options.max_drop)) {
         fail(fmt::format("{} on {}: {:.1f} points below fp32, more than {:.1f}", name, piece,
                          100 * drop, 100 * options.max_drop));
       }
     }
+  }
+  if (std::isfinite(options.max_kl) && !any_kl) {
+    fail("--max-kl was given, but no KL was measured; add --text");
+  }
+  if (std::isfinite(options.max_drop) && !any_drop) {
+    fail(
+        "--max-drop was given, but no task compares a scheme with fp32; add --tasks and fp32 to "
+        "--state");
   }
   return exit_code;
 }
@@ -455,6 +468,14 @@ Result<int> report(const Options& options) {
   if (options.inputs.empty()) {
     return Status(Code::kInvalidArgument, "--report needs the results files that it is made of");
   }
+  for (const std::string& input : options.inputs) {
+    std::error_code none;
+    if (std::filesystem::equivalent(options.report, input, none)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("'{}' is one of the results files; name another file for --report",
+                                options.report));
+    }
+  }
   std::vector<Json> documents;
   for (const std::string& input : options.inputs) {
     SP_ASSIGN_OR_RETURN(Json document, load_results(input));
@@ -555,7 +576,9 @@ void add_eval(CLI::App& app, Command* command) {
       ->type_name("FILE");
   sub->add_option("results", o->inputs, "Results files, for --report");
   sub->add_option("--ids", o->ids, "Answer these samples side by side")->delimiter(',');
-  sub->add_option("--max-kl", o->max_kl, "Gate: exit 1 when a mean KL is above")->type_name("NATS");
+  sub->add_option("--max-kl", o->max_kl, "Gate: exit 1 when a mean KL is above")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("NATS");
   sub->add_option("--max-drop", o->max_drop,
                   "Gate: exit 1 when a task falls further below fp32 (0.05: five points)")
       ->type_name("SHARE");

@@ -48,7 +48,13 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    const int exit_code = run(argc, argv);
+    // A full disk or a closed pipe behind stdout is an error like any other.
+    if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && exit_code == 0) {
+      std::fprintf(stderr, "statepack: the output could not be written; free the disk or pipe\n");
+      return statepack::cli::kExitWrong;
+    }
+    return exit_code;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "statepack: out of memory\n");
     return statepack::cli::kExitWrong;
