@@ -32,8 +32,11 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
+    // CLI11 calls a misspelt command a missing one.
+    const std::string first = argc > 1 ? argv[1] : "-";
+    const bool misspelt = first[0] != '-' && app.get_subcommand_no_throw(first) == nullptr;
     std::fprintf(stderr, "statepack: %s\nTry `statepack --help` or `statepack COMMAND --help`.\n",
-                 error.what());
+                 misspelt ? ("there is no command '" + first + "'").c_str() : error.what());
     return cli::kExitWrong;
   }
 
