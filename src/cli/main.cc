@@ -34,7 +34,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     // CLI11 calls a misspelt command a missing one.
     const std::string first = argc > 1 ? argv[1] : "-";
-    const bool misspelt = first[0] != '-' && app.get_subcommand_no_throw(first) == nullptr;
+    const bool misspelt =
+        first[0] != '-' &&
+        app.get_subcommands([&](const CLI::App* a) { return a->get_name() == first; }).empty();
     std::fprintf(stderr, "statepack: %s\nTry `statepack --help` or `statepack COMMAND --help`.\n",
                  misspelt ? ("there is no command '" + first + "'").c_str() : error.what());
     return cli::kExitWrong;
