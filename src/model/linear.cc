@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <oneapi/dnnl/dnnl.h>
+#include <signal.h>
 
 #include "base/check.hpp"
 #include "base/half.hpp"
@@ -43,6 +44,24 @@ bool uses_gemm(const LinearJob& job, GemmPath path) {
   return path == GemmPath::kPrefill && job.n_rows >= LinearRunner::kMinGemmRows;
 }
 
+// Holds back the calling thread's signals. oneDNN before 3.11 points rsp into the heap inside its
+// sgemm kernels, so a handler that ran there would write its frame over other people's memory
+// (uxlfoundation/oneDNN#4845).
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsHeld() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 // Y[rows, outputs] = X W^T on a panel widened to f32, a stretch of columns at a time.
 void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std::int64_t row_begin,
           std::int64_t n_rows, std::vector<float>& panel) {
@@ -57,6 +76,7 @@ void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std:
     for (std::int64_t o = 0; o < n_out; ++o) {
       job.w->widen(out_begin + o, k, n, panel.data() + o * n);
     }
+    const SignalsHeld held;
     const dnnl_status_t status =
         dnnl_sgemm('N', 'T', n_rows, n_out, n, 1.0F, job.x + row_begin * job.x_stride + k,
                    job.x_stride, panel.data(), n, k == 0 ? 0.0F : 1.0F,

@@ -1,6 +1,9 @@
 // The engine on the project's own model and real packed states.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
 
+#include <atomic>
 #include <cctype>
 #include <string>
 
@@ -75,6 +78,30 @@ TEST_P(EngineModelTest, ABatchOf33IsEachAlone) {
 TEST_P(EngineModelTest, IdenticalPromptsGiveOneAnswer) {
   const std::vector<Completion> out = replies(std::vector<std::string>(33, question(3)), 16, 12);
   for (const Completion& c : out) EXPECT_EQ(c.tokens, out[0].tokens);
+}
+
+std::atomic<int> g_signals{0};
+
+// A handler that runs inside a library's kernels must not find a stack pointer that is none:
+// profilers, timers and Ctrl-C of a host program arrive at any instruction.
+TEST_P(EngineModelTest, SignalsHarmNothing) {
+  std::string text;
+  for (int i = 0; i < 24; ++i) text += question(i);
+  const Completion quiet = replies({text}, 1, 2)[0];
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = [](int) { g_signals.fetch_add(1, std::memory_order_relaxed); };
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
+  const itimerval often{{0, 150}, {0, 150}};
+  const itimerval never{};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const int n_before = g_signals.load();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(replies({text}, 1, 2)[0].tokens, quiet.tokens);
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &never, nullptr), 0);
+  ASSERT_EQ(::sigaction(SIGALRM, &before, nullptr), 0);
+  EXPECT_GT(g_signals.load(), n_before + 50);
 }
 
 INSTANTIATE_TEST_SUITE_P(Schemes, EngineModelTest,
