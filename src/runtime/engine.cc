@@ -337,7 +337,7 @@ void Engine::deliver(Sequence& sequence, Result<Choice> choice) {
       text = sequence.stops.push(sequence.utf8.finish());
       text += sequence.stops.finish();
     }
-    finish(sequence, FinishReason::kStop, {}, &*choice, std::move(text));
+    finish(sequence, FinishReason::kStop, {}, &*choice, text);
     return;
   }
   sequence.tokens.push_back(token);
@@ -351,7 +351,7 @@ void Engine::deliver(Sequence& sequence, Result<Choice> choice) {
     text = sequence.stops.push(sequence.utf8.push(tokenizer_->token_bytes(token)));
   }
   if (sequence.stops.matched()) {
-    finish(sequence, FinishReason::kStop, {}, &*choice, std::move(text));
+    finish(sequence, FinishReason::kStop, {}, &*choice, text);
     return;
   }
   const bool full =
@@ -380,7 +380,7 @@ void Engine::deliver(Sequence& sequence, Result<Choice> choice) {
 }
 
 void Engine::finish(Sequence& sequence, FinishReason reason, Status status, const Choice* choice,
-                    std::string text) {
+                    const std::string& text) {
   SP_CHECK(!sequence.finished, "a request ends once");
   sequence.finished = true;
   release(sequence);

@@ -108,7 +108,7 @@ class Engine {
   void sample_rows(std::span<Sequence* const> rows);
   void deliver(Sequence& sequence, Result<Choice> choice);
   void finish(Sequence& sequence, FinishReason reason, Status status, const Choice* choice,
-              std::string text);
+              const std::string& text);
   void release(Sequence& sequence);
 
   Model& model_;
