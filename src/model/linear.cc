@@ -12,6 +12,7 @@
 #include "base/half.hpp"
 #include "base/simd_clones.hpp"
 #include "model/dot_kernel.hpp"
+#include "model/tile_kernel.hpp"
 
 // Of libgomp, on which Debian builds oneDNN. omp.h is not declared to every compiler that links it.
 extern "C" int omp_get_max_threads(void);
@@ -20,9 +21,14 @@ extern "C" void omp_set_num_threads(int);
 namespace statepack {
 namespace {
 
-// Outputs of one task of the invariant kernel: enough work to outweigh handing it out, few enough
+// Outputs of one task of the invariant kernels: enough work to outweigh handing it out, few enough
 // that a layer of 384 outputs still feeds several threads.
 constexpr std::int64_t kDotOutputs = 64;
+static_assert(kDotOutputs <= tile_kernel::kMaxOutputs);
+// Rows of one task of the matrix unit: of 1024 columns they pack to 768 KB, which the tasks of one
+// layer pass over while it lies in a core's second-level cache.
+constexpr std::int64_t kTileTaskRows = 128;
+static_assert(kTileTaskRows % tile_kernel::kGroup == 0);
 // Panels for the library: from 192 outputs on its packing is paid for; 2048 columns of 256 outputs
 // are 2 MB of f32, about a core's second-level cache.
 constexpr std::int64_t kPanelOutputs = 256, kPanelColumns = 2048, kPanelRows = 256;
@@ -40,8 +46,10 @@ bool same_input(const LinearJob& a, const LinearJob& b) {
          (a.w->dtype() == DType::kBF16) == (b.w->dtype() == DType::kBF16);
 }
 
-bool uses_gemm(const LinearJob& job, GemmPath path) {
-  return path == GemmPath::kPrefill && job.n_rows >= LinearRunner::kMinGemmRows;
+// n floats of memory that grows.
+float* floats(AlignedBytes& memory, std::int64_t n) {
+  memory.grow(static_cast<std::size_t>(n) * sizeof(float));
+  return reinterpret_cast<float*>(memory.data());
 }
 
 // Holds back the calling thread's signals. oneDNN before 3.11 points rsp into the heap inside its
@@ -64,9 +72,9 @@ class SignalsHeld {
 
 // Y[rows, outputs] = X W^T on a panel widened to f32, a stretch of columns at a time.
 void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std::int64_t row_begin,
-          std::int64_t n_rows, std::vector<float>& panel) {
+          std::int64_t n_rows, AlignedBytes& scratch) {
   const std::int64_t K = job.w->n_in();
-  panel.resize(static_cast<std::size_t>(n_out * std::min(K, kPanelColumns)));
+  float* panel = floats(scratch, n_out * std::min(K, kPanelColumns));
   // The loop around is the parallel one. The setting is this thread's and may be the host
   // program's.
   const int n_outer = omp_get_max_threads();
@@ -74,13 +82,12 @@ void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std:
   for (std::int64_t k = 0; k < K; k += kPanelColumns) {
     const std::int64_t n = std::min(K - k, kPanelColumns);
     for (std::int64_t o = 0; o < n_out; ++o) {
-      job.w->widen(out_begin + o, k, n, panel.data() + o * n);
+      job.w->widen(out_begin + o, k, n, panel + o * n);
     }
     const SignalsHeld held;
-    const dnnl_status_t status =
-        dnnl_sgemm('N', 'T', n_rows, n_out, n, 1.0F, job.x + row_begin * job.x_stride + k,
-                   job.x_stride, panel.data(), n, k == 0 ? 0.0F : 1.0F,
-                   job.y + row_begin * job.y_stride + out_begin, job.y_stride);
+    const dnnl_status_t status = dnnl_sgemm(
+        'N', 'T', n_rows, n_out, n, 1.0F, job.x + row_begin * job.x_stride + k, job.x_stride, panel,
+        n, k == 0 ? 0.0F : 1.0F, job.y + row_begin * job.y_stride + out_begin, job.y_stride);
     SP_CHECK(status == dnnl_success, "dnnl_sgemm");
   }
   omp_set_num_threads(n_outer);
@@ -113,79 +120,114 @@ void Linear::widen(std::int64_t i, std::int64_t begin, std::int64_t n, float* ou
   }
 }
 
-LinearRunner::LinearRunner(ThreadPool& threads)
-    : threads_(threads), panels_(static_cast<std::size_t>(threads.n_threads())) {}
+LinearRunner::LinearRunner(ThreadPool& threads, TileUse tiles)
+    : threads_(threads),
+      tiles_(tiles == TileUse::kWhereAvailable && tile_kernel::available()),
+      scratch_(static_cast<std::size_t>(threads.n_threads())) {}
 
-// Brings the rows of the jobs that need it into the kernel's order, once for jobs that follow one
+// Of batches the choice may only look at the weights: a row's bits must not depend on its company.
+LinearRunner::Kernel LinearRunner::kernel_of(const LinearJob& job, GemmPath path) const {
+  if (tiles_ && job.w->dtype() == DType::kBF16) return Kernel::kTiles;
+  return path == GemmPath::kPrefill && job.n_rows >= kMinGemmRows ? Kernel::kLibrary
+                                                                  : Kernel::kVector;
+}
+
+// Brings the rows of the jobs that need it into their kernel's order, once for jobs that follow one
 // another with the same input.
 void LinearRunner::pack_inputs(std::span<const LinearJob> jobs, GemmPath path) {
+  struct Piece {
+    const LinearJob* job;
+    Kernel kernel;
+    std::int64_t row, n_rows, at;
+  };
+  std::vector<Piece> pieces;
   std::int64_t n_floats = 0;
   packed_at_.resize(jobs.size());
   const LinearJob* last = nullptr;
-  std::vector<std::pair<std::size_t, std::int64_t>> rows;  // (job, row)
   for (std::size_t j = 0; j < jobs.size(); ++j) {
     const LinearJob& job = jobs[j];
-    if (uses_gemm(job, path)) continue;
+    const Kernel kernel = kernel_of(job, path);
+    if (kernel == Kernel::kLibrary) continue;
     if (last != nullptr && same_input(*last, job)) {
       packed_at_[j] = packed_at_[static_cast<std::size_t>(last - jobs.data())];
       continue;
     }
+    const std::int64_t K = job.w->n_in();
+    const bool tiles = kernel == Kernel::kTiles;
+    const std::int64_t step = tiles ? tile_kernel::kGroup : 1;
     packed_at_[j] = n_floats;
-    n_floats += job.n_rows * packed_width(job.w->n_in());
-    for (std::int64_t r = 0; r < job.n_rows; ++r) rows.emplace_back(j, r);
+    for (std::int64_t r = 0; r < job.n_rows; r += step) {
+      pieces.push_back({&job, kernel, r, std::min(step, job.n_rows - r), n_floats});
+      n_floats += tiles ? tile_kernel::packed_floats(K) : packed_width(K);
+    }
+    n_floats = (n_floats + 15) / 16 * 16;  // tiles want whole cache lines
     last = &job;
   }
-  if (static_cast<std::size_t>(n_floats) > packed_.size()) {
-    packed_.resize(static_cast<std::size_t>(n_floats));
-  }
-  threads_.parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i, int) {
-    const auto [j, r] = rows[static_cast<std::size_t>(i)];
-    const LinearJob& job = jobs[j];
-    const std::int64_t K = job.w->n_in();
-    pack_row(job.w->dtype(), job.x + r * job.x_stride, K,
-             packed_.data() + packed_at_[j] + r * packed_width(K));
+  float* packed = floats(packed_, n_floats);
+  threads_.parallel_for(std::ssize(pieces), [&](std::int64_t i, int) {
+    const Piece& p = pieces[static_cast<std::size_t>(i)];
+    const LinearJob& job = *p.job;
+    const float* x = job.x + p.row * job.x_stride;
+    if (p.kernel == Kernel::kTiles) {
+      tile_kernel::pack_rows(x, job.x_stride, p.n_rows, job.w->n_in(), packed + p.at);
+    } else {
+      pack_row(job.w->dtype(), x, job.w->n_in(), packed + p.at);
+    }
   });
+}
+
+void LinearRunner::make_tasks(std::span<const LinearJob> jobs, GemmPath path) {
+  tasks_.clear();
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    const LinearJob& job = jobs[j];
+    const Kernel kernel = kernel_of(job, path);
+    const std::int64_t N = job.w->n_out();
+    std::int64_t width = kDotOutputs, height = job.n_rows;
+    if (kernel == Kernel::kTiles) height = kTileTaskRows;
+    if (kernel == Kernel::kLibrary) {
+      // Equal panels, an even number of them where there are several, so that two threads share a
+      // small layer evenly. The cut depends on the shape alone.
+      std::int64_t n_panels = (N + kPanelOutputs - 1) / kPanelOutputs;
+      if (n_panels > 1) n_panels += n_panels % 2;
+      width = ((N + n_panels - 1) / n_panels + 15) / 16 * 16;
+      height = kPanelRows;
+    }
+    for (std::int64_t r = 0; r < job.n_rows; r += height) {
+      const std::int64_t n_rows = std::min(height, job.n_rows - r);
+      for (std::int64_t o = 0; o < N; o += width) {
+        tasks_.push_back({j, o, std::min(width, N - o), r, n_rows, kernel});
+      }
+    }
+  }
 }
 
 void LinearRunner::run(std::span<const LinearJob> jobs, GemmPath path) {
   pack_inputs(jobs, path);
-  tasks_.clear();
-  for (std::size_t j = 0; j < jobs.size(); ++j) {
-    const LinearJob& job = jobs[j];
-    const std::int64_t N = job.w->n_out();
-    if (job.n_rows == 0) continue;
-    if (!uses_gemm(job, path)) {
-      for (std::int64_t o = 0; o < N; o += kDotOutputs) {
-        tasks_.push_back({j, o, std::min(kDotOutputs, N - o), 0, job.n_rows, false});
-      }
-      continue;
-    }
-    // Equal panels, an even number of them where there are several, so that two threads share a
-    // small layer evenly. The cut depends on the shape alone.
-    std::int64_t n_panels = (N + kPanelOutputs - 1) / kPanelOutputs;
-    if (n_panels > 1) n_panels += n_panels % 2;
-    const std::int64_t width = ((N + n_panels - 1) / n_panels + 15) / 16 * 16;
-    for (std::int64_t r = 0; r < job.n_rows; r += kPanelRows) {
-      const std::int64_t n_rows = std::min(kPanelRows, job.n_rows - r);
-      for (std::int64_t o = 0; o < N; o += width) {
-        tasks_.push_back({j, o, std::min(width, N - o), r, n_rows, true});
-      }
-    }
-  }
-  threads_.parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i, int worker) {
+  make_tasks(jobs, path);
+  const auto* packed = reinterpret_cast<const float*>(packed_.data());
+  threads_.parallel_for(std::ssize(tasks_), [&](std::int64_t i, int worker) {
     const Task& task = tasks_[static_cast<std::size_t>(i)];
     const LinearJob& job = jobs[task.job];
-    if (task.gemm) {
-      gemm(job, task.out_begin, task.n_out, task.row_begin, task.n_rows,
-           panels_[static_cast<std::size_t>(worker)]);
+    AlignedBytes& scratch = scratch_[static_cast<std::size_t>(worker)];
+    if (task.kernel == Kernel::kLibrary) {
+      gemm(job, task.out_begin, task.n_out, task.row_begin, task.n_rows, scratch);
       return;
     }
     std::array<const std::byte*, kDotOutputs> w;
     for (std::int64_t o = 0; o < task.n_out; ++o) {
       w[static_cast<std::size_t>(o)] = job.w->row(task.out_begin + o);
     }
-    dot_rows(job.w->dtype(), packed_.data() + packed_at_[task.job], job.n_rows, w.data(),
-             task.n_out, job.w->n_in(), job.y + task.out_begin, job.y_stride);
+    const std::int64_t K = job.w->n_in();
+    const float* x = packed + packed_at_[task.job];
+    float* y = job.y + task.row_begin * job.y_stride + task.out_begin;
+    if (task.kernel == Kernel::kTiles) {
+      tile_kernel::dot_rows(
+          x + task.row_begin / tile_kernel::kGroup * tile_kernel::packed_floats(K), task.n_rows,
+          w.data(), task.n_out, K, y, job.y_stride,
+          floats(scratch, tile_kernel::scratch_floats(K)));
+    } else {
+      dot_rows(job.w->dtype(), x, task.n_rows, w.data(), task.n_out, K, y, job.y_stride);
+    }
   });
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/aligned.hpp"
 #include "base/safetensors.hpp"
 #include "base/thread_pool.hpp"
 
@@ -54,9 +55,14 @@ struct LinearJob {
 
 /// Which arithmetic a forward pass uses.
 enum class GemmPath : std::uint8_t {
-  kInvariant,  ///< decode: a row's bits depend on nothing but that row and W (dot_kernel.hpp)
-  kPrefill,    ///< jobs of kMinGemmRows rows and more go to the GEMM library; bits depend on n_rows
+  kInvariant,  ///< decode: a row's bits depend on nothing but that row and W
+  kPrefill,    ///< jobs of kMinGemmRows rows and more may go to the GEMM library; there bits depend
+               ///< on n_rows
 };
+
+/// Whether bf16 weights go to the matrix unit (tile_kernel.hpp), for prompts and batches alike;
+/// without it to the vector kernel (dot_kernel.hpp) or the library.
+enum class TileUse : std::uint8_t { kWhereAvailable, kNever };
 
 /// Runs linear layers over a thread pool; owns their scratch. One caller at a time.
 class LinearRunner {
@@ -66,24 +72,28 @@ class LinearRunner {
   /// behind.
   static constexpr std::int64_t kMinGemmRows = 256;
 
-  explicit LinearRunner(ThreadPool& threads);
+  explicit LinearRunner(ThreadPool& threads, TileUse tiles = TileUse::kWhereAvailable);
   /// All jobs, which must not depend on one another, as one parallel loop. Results do not depend on
   /// the number of threads.
   void run(std::span<const LinearJob> jobs, GemmPath path);
 
  private:
+  enum class Kernel : std::uint8_t { kVector, kTiles, kLibrary };
   struct Task {
     std::size_t job;
     std::int64_t out_begin, n_out, row_begin, n_rows;
-    bool gemm;
+    Kernel kernel;
   };
+  Kernel kernel_of(const LinearJob& job, GemmPath path) const;
   void pack_inputs(std::span<const LinearJob> jobs, GemmPath path);
+  void make_tasks(std::span<const LinearJob> jobs, GemmPath path);
 
   ThreadPool& threads_;
+  bool tiles_;
   std::vector<Task> tasks_;
-  std::vector<float> packed_;
-  std::vector<std::int64_t> packed_at_;     ///< of each job, into packed_
-  std::vector<std::vector<float>> panels_;  ///< of each worker
+  AlignedBytes packed_;                  ///< f32 or tiles
+  std::vector<std::int64_t> packed_at_;  ///< of each job, floats into packed_
+  std::vector<AlignedBytes> scratch_;    ///< of each worker
 };
 
 }  // namespace statepack
