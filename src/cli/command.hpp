@@ -28,6 +28,7 @@ inline constexpr int kExitInterrupted = 130;
 using Command = std::function<Result<int>()>;
 
 /// Each adds one subcommand, and sets `*command` when the user calls it.
+void add_bench(CLI::App& app, Command* command);
 void add_generate(CLI::App& app, Command* command);
 void add_calibrate(CLI::App& app, Command* command);
 void add_eval(CLI::App& app, Command* command);

@@ -26,6 +26,7 @@ int run(int argc, char** argv) {
   cli::add_eval(app, &command);
   cli::add_inspect(app, &command);
   cli::add_size(app, &command);
+  cli::add_bench(app, &command);
   cli::add_version(app, &command);
   try {
     app.parse(argc, argv);

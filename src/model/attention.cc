@@ -74,6 +74,7 @@ GatedAttention::Rows GatedAttention::project(const Pass& pass, const float* x,
                             {&p_.k, x, H, n, rows.k, kv_width_},
                             {&p_.v, x, H, n, rows.v, kv_width_}};
   pass.linear.run(jobs, pass.path);
+  pass.clock.lap(Part::kProjections);
   return rows;
 }
 
@@ -112,8 +113,10 @@ void GatedAttention::finish(const Pass& pass, const Rows& rows, float* y) const 
       times_sigmoid(rows.o + r * out_width_ + h * dim_, query(rows, r, h) + dim_, dim_);
     }
   });
+  pass.clock.lap(Part::kAttention);
   const LinearJob job{&p_.out, rows.o, out_width_, pass.n_rows, y, p_.out.n_out()};
   pass.linear.run({&job, 1}, pass.path);
+  pass.clock.lap(Part::kProjections);
 }
 
 void GatedAttention::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {

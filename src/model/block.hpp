@@ -8,6 +8,7 @@
 #include "base/thread_pool.hpp"
 #include "model/kv_cache.hpp"
 #include "model/linear.hpp"
+#include "model/part_clock.hpp"
 #include "model/rope.hpp"
 #include "model/scratch.hpp"
 
@@ -19,6 +20,7 @@ struct Pass {
   LinearRunner& linear;
   Scratch& scratch;
   const RopeTable& rope;  ///< a row of angles for each row of the pass
+  PartClock& clock;       ///< whoever ends a part says so
   GemmPath path;
   int n_rows = 0;  ///< tokens of the segment, or rows of the batch
 };

@@ -99,6 +99,7 @@ DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const float* x,
   chain(p_.out_gate, rows.z, value_width_);
   pass.linear.run(jobs, pass.path);
   if (!low_rank.empty()) pass.linear.run(low_rank, pass.path);
+  pass.clock.lap(Part::kProjections);
   return rows;
 }
 
@@ -142,8 +143,10 @@ void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
       times_silu(o, z, value_width_);
     }
   });
+  pass.clock.lap(Part::kNorms);
   const LinearJob job{&p_.out, rows.o, value_width_, pass.n_rows, y, p_.out.n_out()};
   pass.linear.run({&job, 1}, pass.path);
+  pass.clock.lap(Part::kProjections);
 }
 
 void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
@@ -159,6 +162,7 @@ void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* 
     prepare(rows, t);
   });
   std::copy_n(u + pass.n_rows * channels, p_.conv.history_floats(), history);
+  pass.clock.lap(Part::kConvolution);
 
   PrefillInput in;
   in.shape = p_.shape;
@@ -177,6 +181,7 @@ void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* 
   in.out = rows.o;
   in.out_stride = value_width_;
   statepack::prefill(in, pass.threads, segment.observer);
+  pass.clock.lap(Part::kState);
   finish(pass, rows, y);
 }
 
@@ -189,6 +194,7 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, 
     p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
     prepare(rows, r);
   });
+  pass.clock.lap(Part::kConvolution);
 
   StepInput in;
   in.n_rows = pass.n_rows;
@@ -206,6 +212,7 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, 
   in.out_stride = value_width_;
   in.positions = batch.positions.data();
   SP_RETURN_IF_ERROR(step(batch.pool.layer(layer_), in, pass.threads));
+  pass.clock.lap(Part::kState);
   finish(pass, rows, y);
   return {};
 }

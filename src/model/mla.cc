@@ -67,6 +67,7 @@ Mla::Rows Mla::project(const Pass& pass, const float* x) const {
   const LinearJob jobs[] = {{&p_.q, x, H, n, rows.q, p_.n_heads * q_dim_},
                             {&p_.kv_a, x, H, n, rows.a, width_}};
   pass.linear.run(jobs, pass.path);
+  pass.clock.lap(Part::kProjections);
   return rows;
 }
 
@@ -79,9 +80,11 @@ void Mla::place(const Rows& rows, std::int64_t r, const PagedKvCache& kv,
 }
 
 void Mla::finish(const Pass& pass, const Rows& rows, float* y) const {
+  pass.clock.lap(Part::kAttention);
   const std::int64_t width = p_.n_heads * p_.v_dim;
   const LinearJob job{&p_.out, rows.o, width, pass.n_rows, y, p_.out.n_out()};
   pass.linear.run({&job, 1}, pass.path);
+  pass.clock.lap(Part::kProjections);
 }
 
 void Mla::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {

@@ -57,6 +57,7 @@ class CpuModel final : public Model {
   Status prefill(std::span<const std::int32_t> tokens, std::int64_t position, DenseState& state,
                  KvCache& kv, int n_logits, float* logits, ChunkObserver* observer) override;
   Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) override;
+  void time_parts(PartTimes* times) override { clock_.watch(times); }
 
  private:
   Result<Layer> load_layer(std::size_t i);
@@ -69,7 +70,7 @@ class CpuModel final : public Model {
   Status check_pool(StatePool& pool) const;
 
   Pass pass(GemmPath path, std::int64_t n_rows) {
-    return {threads_, linear_, scratch_, rope_, path, static_cast<int>(n_rows)};
+    return {threads_, linear_, scratch_, rope_, clock_, path, static_cast<int>(n_rows)};
   }
   /// Runs all layers: `mix(layer, x, y)` calls the mixer its way. h [n_rows, hidden] is updated.
   template <class Mix>
@@ -83,6 +84,7 @@ class CpuModel final : public Model {
   LinearRunner linear_;
   Scratch scratch_;
   RopeTable rope_;
+  PartClock clock_;
   std::string fingerprint_;
   Linear embedding_, head_;
   std::vector<float> final_norm_;
@@ -164,6 +166,7 @@ Status CpuModel::run_layers(const Pass& pass, float* h, Mix mix) {
       if (add_y) add(h + r * H, y + r * H, H);
       rms_norm(h + r * H, scale.data(), H, config_.rms_norm_eps, x + r * H);
     });
+    clock_.lap(Part::kNorms);
   };
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
@@ -171,8 +174,10 @@ Status CpuModel::run_layers(const Pass& pass, float* h, Mix mix) {
     SP_RETURN_IF_ERROR(mix(*layer.mixer, x, y));
     normalise(layer.ffn_norm, true);
     layer.ffn->run(pass, x, y);
+    clock_.lap(Part::kFeedForward);
   }
   threads_.parallel_for(n, [&](std::int64_t r, int) { add(h + r * H, y + r * H, H); });
+  clock_.lap(Part::kNorms);
   return {};
 }
 
@@ -185,6 +190,7 @@ void CpuModel::head(const Pass& pass, const float* h, std::int64_t n, float* log
   });
   const LinearJob job{&head_, x, H, n, logits, config_.vocab};
   linear_.run({&job, 1}, pass.path);
+  clock_.lap(Part::kHead);
 }
 
 Status CpuModel::check_token(std::int32_t token) const {
@@ -225,6 +231,7 @@ Status CpuModel::prefill(std::span<const std::int32_t> tokens, std::int64_t posi
     if (interrupted())
       return Status(Code::kInterrupted, "stopped on request while reading a prompt");
     const std::int64_t n = std::min(kSegment, n_tokens - begin);
+    clock_.start();
     SP_RETURN_IF_ERROR(cache->reserve(position + begin + n));
     std::vector<std::int64_t> positions(static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
@@ -239,6 +246,7 @@ Status CpuModel::prefill(std::span<const std::int32_t> tokens, std::int64_t posi
     for (std::int64_t i = 0; i < n; ++i) {
       embedding_.widen(tokens[static_cast<std::size_t>(begin + i)], 0, H, h + i * H);
     }
+    clock_.lap(Part::kEmbedding);
     SP_RETURN_IF_ERROR(run_layers(p, h, [&](Mixer& mixer, const float* x, float* y) {
       mixer.prefill(p, segment, x, y);
       return Status();
@@ -273,6 +281,7 @@ Status CpuModel::check_pool(StatePool& pool) const {
 }
 
 Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) {
+  clock_.start();
   // Everything is checked before anything is written.
   SP_RETURN_IF_ERROR(check_pool(pool));
   const std::size_t n = rows.size();
@@ -318,6 +327,7 @@ Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float*
   for (std::size_t i = 0; i < n; ++i) {
     embedding_.widen(rows[i].token, 0, H, h + static_cast<std::int64_t>(i) * H);
   }
+  clock_.lap(Part::kEmbedding);
   SP_RETURN_IF_ERROR(run_layers(
       p, h, [&](Mixer& mixer, const float* x, float* y) { return mixer.decode(p, batch, x, y); }));
   for (std::size_t i = 0; i < n; ++i) caches[i]->set_n_tokens(positions[i] + 1);

@@ -12,6 +12,7 @@
 #include "base/thread_pool.hpp"
 #include "delta/prefill.hpp"
 #include "model/config.hpp"
+#include "model/part_clock.hpp"
 #include "pool/pool.hpp"
 #include "statepack/status.hpp"
 
@@ -77,6 +78,10 @@ class Model {
   /// Errors: kInvalidArgument (token, slot, position, a slot or cache in two rows), kMismatch (a
   /// pool of another model), kExhausted (no memory for the caches); nothing is changed.
   virtual Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) = 0;
+
+  /// From the next pass on, prefill() and decode() add the time that they spend in each part to
+  /// *times, which must live until this is called again; null ends it.
+  virtual void time_parts(PartTimes* times) = 0;
 };
 
 /// Hand-over of a prompt's dense state into a slot: conv history, pages, token count. Errors:

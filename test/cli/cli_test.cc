@@ -95,7 +95,7 @@ class CliTest : public testing::Test {
 
 TEST_F(CliTest, HelpHasExamplesForEveryCommand) {
   for (const std::string command :
-       {"generate", "calibrate", "eval", "inspect", "size", "version"}) {
+       {"generate", "calibrate", "eval", "inspect", "size", "bench", "version"}) {
     const Outcome o = run({command, "--help"});
     EXPECT_EQ(o.exit_code, 0);
     EXPECT_THAT(o.out, HasSubstr("Example")) << command;
@@ -118,6 +118,7 @@ TEST_F(CliTest, WrongUseIsExitTwo) {
   expect_refused({"eval", "--report", path("r.md")}, "results files");
   expect_refused({"calibrate", "-m", kModel, "-o", path("p")}, "--text");
   expect_refused({"size"}, "--list");
+  expect_refused({"bench", "-m", kModel, "--batch", "0"}, "--batch");
 }
 
 TEST_F(CliTest, BadInputIsNamed) {
@@ -279,6 +280,26 @@ TEST_F(CliTest, InspectAndSizeAModel) {
   const Outcome table = run({"size", "qwen3.8-27b"});
   EXPECT_THAT(table.out, AllOf(HasSubstr("fp32"), HasSubstr("151 MB"), HasSubstr("nominal")));
   EXPECT_EQ(run_json({"size", "--list"}).size(), 13U);
+}
+
+TEST_F(CliTest, BenchComparesSchemes) {
+  const std::vector<std::string> arguments = {"bench", "-m",      kModel, "--state", "fp32",
+                                              "int8",  "--batch", "1,3",  "--steps", "17"};
+  const json d = run_json(arguments);
+  ASSERT_EQ(d["benchmarks"].size(), 4U);
+  const json& int8 = d["benchmarks"][3];
+  EXPECT_EQ(int8["name"], "decode/int8/3");
+  EXPECT_EQ(int8["iterations"], 17);
+  EXPECT_EQ(d["benchmarks"][2]["speedup"], 1.0);
+  EXPECT_GT(int8["speedup"], 0.0);
+  EXPECT_GT(int8["items_per_second"], 0.0);
+  EXPECT_LT(int8["resident_bytes"], d["benchmarks"][2]["resident_bytes"]);
+  double shares = 0;
+  for (const auto& [key, value] : int8.items()) {
+    if (key.rfind("share_", 0) == 0) shares += value.get<double>();
+  }
+  EXPECT_NEAR(shares, 1, 1e-9);
+  EXPECT_THAT(run(arguments).out, AllOf(HasSubstr("tokens/s"), HasSubstr("feed-forward %")));
 }
 
 TEST_F(CliTest, EvalResumesReportsAndGates) {

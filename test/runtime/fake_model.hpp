@@ -73,6 +73,8 @@ class FakeModel : public Model {
     return {};
   }
 
+  void time_parts(PartTimes*) override {}
+
   std::vector<std::pair<std::int64_t, std::int64_t>> prefills;  ///< position, tokens of every call
   std::int64_t max_rows = 0;
   bool fail_decode = false;
