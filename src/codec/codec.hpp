@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "codec/page_map.hpp"
 #include "statepack/status.hpp"
 #include "statepack/types.hpp"
 
@@ -74,6 +76,9 @@ class LayerCodec {
   /// give the row-major [K][K] matrices of a value head, or nullptr for the identity.
   virtual const float* write_transform(int head) const { return (void)head, nullptr; }
   virtual const float* read_transform(int head) const { return (void)head, nullptr; }
+
+  /// Where everything lies in a page, or nothing where no kernel but this codec's own may read it.
+  virtual std::optional<PageMap> page_map() const { return std::nullopt; }
 };
 
 /// A codec option as users write it after a comma: `rank=2`.

@@ -40,6 +40,13 @@ struct WindowBytes {
   }
 };
 
+/// The offsets of a window block, for readers that are no WindowLayout. Vector (m, head) of a kind
+/// starts at offset + (m * heads + head) * bytes; a scale lies behind its codes.
+struct WindowMap {
+  std::int64_t keys = 0, values = 0, gates = 0, betas = 0, totals = 0;
+  std::int64_t key_bytes = 0, value_bytes = 0, gate_bytes = 0, beta_bytes = 0;  ///< 0: not kept
+};
+
 /// Where everything lies in a layer's window block, and how large it is. All offsets in bytes.
 class WindowLayout {
  public:
@@ -53,6 +60,10 @@ class WindowLayout {
   RecordMode mode() const { return mode_; }
   std::int64_t n_bytes() const { return bytes_.total(); }  ///< a multiple of 16
   const WindowBytes& parts() const { return bytes_; }
+  WindowMap map() const {
+    return {key_offset_, value_offset_, gate_offset_, beta_offset_, total_offset_,
+            key_bytes_,  value_bytes_,  gate_bytes_,  beta_bytes_};
+  }
   /// Gates are stored as f16 factors: use load_factor.
   bool keeps_factors() const;
   /// The decay since the window opened is kept apart, as load_total.

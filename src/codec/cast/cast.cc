@@ -52,8 +52,12 @@ class CastCodec final : public LayerCodec {
   using Pack = void (*)(const float*, std::int64_t, std::uint8_t*);
   using Unpack = void (*)(const std::uint8_t*, std::int64_t, float*);
 
-  CastCodec(const LayerShape& shape, Pack pack, Unpack unpack)
-      : shape_(shape), n_values_(std::int64_t{shape.K} * shape.V), pack_(pack), unpack_(unpack) {}
+  CastCodec(const LayerShape& shape, PageFamily family, Pack pack, Unpack unpack)
+      : shape_(shape),
+        family_(family),
+        n_values_(std::int64_t{shape.K} * shape.V),
+        pack_(pack),
+        unpack_(unpack) {}
 
   const LayerShape& shape() const override { return shape_; }
   PayloadBytes payload() const override { return {.codes = 2 * n_values_ * shape_.n_value_heads}; }
@@ -66,19 +70,27 @@ class CastCodec final : public LayerCodec {
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch) const override {
     unpack_(page + 2 * n_values_ * head, n_values_, X);
   }
+  std::optional<PageMap> page_map() const override {
+    PageMap map{.family = family_};
+    for (int h = 0; h < shape_.n_value_heads; ++h) {
+      map.heads.push_back({.codes = 2 * n_values_ * h, .code_bytes = 2 * n_values_, .bits = 16});
+    }
+    return map;
+  }
 
  private:
   LayerShape shape_;
+  PageFamily family_;
   std::int64_t n_values_;  // of a head
   Pack pack_;
   Unpack unpack_;
 };
 
-template <CastCodec::Pack kPack, CastCodec::Unpack kUnpack>
+template <PageFamily kFamily, CastCodec::Pack kPack, CastCodec::Unpack kUnpack>
 Result<std::unique_ptr<LayerCodec>> make(const CodecConfig& config, const LayerShape& shape,
                                          const LayerPlan*) {
   SP_RETURN_IF_ERROR(check_shape(config, shape));
-  return std::unique_ptr<LayerCodec>(std::make_unique<CastCodec>(shape, kPack, kUnpack));
+  return std::unique_ptr<LayerCodec>(std::make_unique<CastCodec>(shape, kFamily, kPack, kUnpack));
 }
 
 CodecInfo cast_info(std::string_view name, std::uint16_t id, std::string_view help,
@@ -99,9 +111,9 @@ CodecInfo cast_info(std::string_view name, std::uint16_t id, std::string_view he
 
 }  // namespace
 
-const CodecInfo kBf16Info =
-    cast_info("bf16", 2, "every value rounded to bfloat16", make<to_bf16, from_bf16>);
+const CodecInfo kBf16Info = cast_info("bf16", 2, "every value rounded to bfloat16",
+                                      make<PageFamily::kBf16, to_bf16, from_bf16>);
 const CodecInfo kFp16Info = cast_info("fp16", 3, "every value rounded to half, saturating at 65504",
-                                      make<to_fp16, from_fp16>);
+                                      make<PageFamily::kF16, to_fp16, from_fp16>);
 
 }  // namespace statepack

@@ -28,6 +28,13 @@ class Fp32Codec final : public LayerCodec {
   float* in_place(int head, std::uint8_t* page) const override {
     return reinterpret_cast<float*>(page + head * head_bytes_);
   }
+  std::optional<PageMap> page_map() const override {
+    PageMap map{.family = PageFamily::kF32};
+    for (int h = 0; h < shape_.n_value_heads; ++h) {
+      map.heads.push_back({.codes = h * head_bytes_, .code_bytes = head_bytes_, .bits = 32});
+    }
+    return map;
+  }
 
  private:
   LayerShape shape_;

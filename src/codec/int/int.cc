@@ -101,6 +101,20 @@ class IntCodec final : public LayerCodec {
     }
   }
 
+  // Only one scale a row, which is what kernels elsewhere know.
+  std::optional<PageMap> page_map() const override {
+    if (tile_.rows != 1 || tile_.columns != shape_.V) return std::nullopt;
+    PageMap map{.family = PageFamily::kInt};
+    for (int h = 0; h < shape_.n_value_heads; ++h) {
+      map.heads.push_back({.codes = h * head_bytes_,
+                           .code_bytes = head_bytes_,
+                           .row_scales = h * head_bytes_ + code_bytes_,
+                           .n_row_scales = static_cast<std::int32_t>(n_scales_),
+                           .bits = bits_});
+    }
+    return map;
+  }
+
  private:
   void tile_peaks(const float* row, float* peak) const {
     for (int t = 0; t < scales_a_row_; ++t) {

@@ -281,6 +281,27 @@ void LeapquantCodec::decode(int head, const std::uint8_t* page, float* X,
   }
 }
 
+std::optional<PageMap> LeapquantCodec::page_map() const {
+  PageMap map{.family = PageFamily::kLeapquant,
+              .high_bits = layout_.high_bits,
+              .compensators = layout_.compensators,
+              .rank = settings_.rank,
+              .rounds = settings_.rounds,
+              .f16_scales = settings_.f16_scales,
+              .clip = settings_.clip,
+              .start = start_};
+  for (int h = 0; h < shape_.n_value_heads; ++h) {
+    const std::int64_t at = h * layout_.n_bytes;
+    map.heads.push_back({.codes = at,
+                         .code_bytes = layout_.n_bytes,
+                         .row_scales = at + layout_.row_scales,
+                         .column_scales = at + layout_.column_scales,
+                         .n_row_scales = shape_.K,
+                         .bits = settings_.bits});
+  }
+  return map;
+}
+
 LeapquantCodec::Dump LeapquantCodec::dump(int head,
                                           std::span<const std::uint8_t> bytes_of_page) const {
   SP_CHECK(bytes_of_page.size() >= static_cast<std::size_t>(page_bytes()), "a page is whole");

@@ -145,6 +145,18 @@ class PaceCodec final : public LayerCodec {
     }
   }
 
+  std::optional<PageMap> page_map() const override {
+    PageMap map{.family = PageFamily::kPace, .group = group_, .affine = affine_};
+    for (const Head& head : heads_) {
+      const std::int64_t stride = column_bytes(head.bits);
+      map.heads.push_back({.codes = head.offset,
+                           .code_bytes = stride * shape_.V,
+                           .stride = static_cast<std::int32_t>(stride),
+                           .bits = head.bits});
+    }
+    return map;
+  }
+
  private:
   struct Head {
     std::int64_t offset;  // of its bytes in the page

@@ -387,6 +387,29 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
   }
 }
 
+// Only where tiles divide V: kernels elsewhere know no shorter last tile.
+std::optional<PageMap> StepquantCodec::page_map() const {
+  if (last_tile_ != 0) return std::nullopt;
+  PageMap map{.family = PageFamily::kStepquant, .group = group_, .tile = tile_};
+  for (int h = 0; h < shape_.n_value_heads; ++h) {
+    const Head& head = heads_[static_cast<std::size_t>(h)];
+    map.heads.push_back({.codes = head.codes,
+                         .code_bytes = head.code_bytes,
+                         .row_scales = head.rows,
+                         .column_scales = head.columns,
+                         .n_row_scales = static_cast<std::int32_t>(head.n_row_scales),
+                         .stride = static_cast<std::int32_t>(head.stride),
+                         .bits = shape_.gate == Gate::kScalar ? row(h, 0).bits : 0,
+                         .signed_levels = head.signed_magnitude});
+    for (int i = 0; i < shape_.K; ++i) {
+      const Row& from = row(h, i);
+      map.rows.push_back(
+          {from.offset, static_cast<std::int32_t>(from.scale), from.bits, from.weight});
+    }
+  }
+  return map;
+}
+
 StepquantCodec::Dump StepquantCodec::dump(int h,
                                           std::span<const std::uint8_t> bytes_of_page) const {
   SP_CHECK(bytes_of_page.size() >= static_cast<std::size_t>(page_bytes()), "a page is whole");

@@ -45,6 +45,7 @@ class StepquantCodec final : public LayerCodec {
   void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
               CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
+  std::optional<PageMap> page_map() const override;
 
   /// What a page holds of one head, in canonical order: for tests and inspection.
   struct Dump {
