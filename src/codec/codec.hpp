@@ -65,6 +65,16 @@ class LayerCodec {
   /// Restores one head. A page of zero bytes decodes to the zero state in every codec.
   virtual void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const = 0;
 
+  /// Both reads of one head in one pass over its packed bytes: p_j = sum_i a_i X_ij and
+  /// r_j = sum_i b_i X_ij with the X that decode() restores, in the codec's own order of f32 sums.
+  /// `a`, `b` [K]; `p`, `r` [V]. False, with nothing written, where the codec has no such pass for
+  /// this head; the caller then decodes.
+  virtual bool read_two(int head, const std::uint8_t* page, const float* a, const float* b,
+                        float* p, float* r, CodecScratch scratch) const {
+    (void)head, (void)page, (void)a, (void)b, (void)p, (void)r, (void)scratch;
+    return false;
+  }
+
   /// Where the page holds this head as plain f32 [K][V] (the fp32 codec), that place; else nullptr.
   /// A step then works in place.
   virtual float* in_place(int head, std::uint8_t* page) const {

@@ -64,6 +64,9 @@ struct Scratch {
   float* values = nullptr;         // [capacity][V]
   float* gates = nullptr;          // [capacity][gate_width]: log decays, or factors
   float* betas = nullptr;          // [capacity]
+  float* decays = nullptr;         // [capacity + 1]: of each record, then of the page
+  float* with_k = nullptr;         // [capacity]: share of each record in the read at k
+  float* with_q = nullptr;         // [capacity]: and at q
   float* p = nullptr;              // [V] state read at k
   float* r = nullptr;              // [V] state read at q
   float* u = nullptr;              // [V]
@@ -80,7 +83,7 @@ struct Scratch {
     const std::int64_t width = layer.shape.gate_width();
     const auto floats = [](std::int64_t count) { return (count * 4 + 63) / 64 * 64; };
     const std::size_t n_bytes = static_cast<std::size_t>(
-        floats(K * V) + floats(n * K) + floats(n * V) + floats(n * width) + floats(n) +
+        floats(K * V) + floats(n * K) + floats(n * V) + floats(n * width) + 4 * floats(n + 1) +
         3 * floats(V) + 3 * floats(K) + 2 * floats(width) + (one.n_bytes() + 63) / 64 * 64 +
         static_cast<std::int64_t>(layer.codec->scratch_bytes()));
     memory_.grow(n_bytes);
@@ -94,7 +97,7 @@ struct Scratch {
     keys = take(n * K);
     values = take(n * V);
     gates = take(n * width);
-    betas = take(n);
+    betas = take(n + 1), decays = take(n + 1), with_k = take(n + 1), with_q = take(n + 1);
     p = take(V), r = take(V), u = take(V);
     a = take(K), b = take(K), w = take(K);
     gamma = take(width), sum = take(width);
@@ -150,50 +153,47 @@ class Head {
   }
 
   /// o and u of a token behind the page and n records. `u` [V] and `o` [V] may not overlap inputs.
-  /// False when either is not finite.
+  /// `decode`: read the state as f32 even where packed codes could be read; the choice is a
+  /// scheme's, because the two round differently. False when u or o is not finite.
   bool read(const std::uint8_t* page, const std::uint8_t* block, int n, const Token& token,
-            float* u, float* o) {
-    const float* S = load(page);
+            bool decode, float* u, float* o) {
+    page_ = page;
+    state_ = decode ? load(page) : nullptr;
     if (window_.mode() == RecordMode::kV && n > 0) {
-      S = replay(S, block, n);
+      state_ = replay(load(page), block, n);
       n = 0;
     }
     load_records(block, n);
     decay_records(block, n, token.g);
-    read_page(S, token.k, token.q);
-    for (int m = 0; m < n; ++m) {  // += (k_m . (D_m o x)) u_m at x = k and x = q
-      const float* key = x_.keys + std::int64_t{m} * K_;
-      const float* value = x_.values + std::int64_t{m} * V_;
-      kernel::add_scaled(kernel::dot(key, token.k, K_), value, V_, x_.p);
-      kernel::add_scaled(kernel::dot(key, token.q, K_), value, V_, x_.r);
-    }
+    read_page(token.k, token.q);
+    read_records(n, token);
     // u = beta (v - S'^T k);  o = S'^T q + (k . q) u, with k and u not yet rounded
     for (int j = 0; j < V_; ++j) u[j] = token.beta * (token.v[j] - x_.p[j]);
     const float kq = kernel::dot(token.k, token.q, K_);
     for (int j = 0; j < V_; ++j) o[j] = x_.r[j] + kq * u[j];
-    page_state_ = S;
     return kernel::peak_bits(u, V_) < kInfBits && kernel::peak_bits(o, V_) < kInfBits;
   }
 
-  /// After read(): X = D S + k u^T when nothing is buffered (period 1), into scratch. False when it
-  /// is not finite.
+  /// After read() with `decode`: X = D S + k u^T when nothing is buffered (period 1), into
+  /// scratch. False when it is not finite.
   bool update(const Token& token, const float* u) {
-    return write(page_state_, token, u, x_.S) < kInfBits;
+    return write(state_, token, u, x_.S) < kInfBits;
   }
 
   /// X = D S + k u^T from `S` to `X` (which may be the same place); returns the peak of X.
   std::int32_t write(const float* S, const Token& token, const float* u, float* X) {
     kernel::exp_all(token.g, gate_width(), x_.gamma);
-    return kernel::decay_and_write(S, K_, V_, x_.gamma, kStride, write_key(token.k), u, X);
+    return kernel::update(S, K_, V_, x_.gamma, kStride, 1, write_key(token.k), u, X);
   }
 
-  /// An upper bound of |X| from the parts, in double: X is finite when the bound fits f32.
+  /// An upper bound of |X| from the parts, in double: X is finite when the bound fits f32. After
+  /// read() of a page that is f32 itself.
   bool write_stays_finite(const Token& token, const float* u) const {
-    const auto peak = [](const float* x, std::int64_t n) {
-      return static_cast<double>(std::bit_cast<float>(kernel::peak_bits(x, n)));
+    const auto value = [](std::int32_t bits) {
+      return static_cast<double>(std::bit_cast<float>(bits));
     };
-    const double bound = peak(x_.gamma, gate_width()) * peak(page_state_, std::int64_t{K_} * V_) +
-                         peak(token.k, K_) * peak(u, V_);
+    const double bound = value(kernel::peak_bits(x_.gamma, gate_width())) * value(state_peak_) +
+                         value(kernel::peak_bits(token.k, K_)) * value(kernel::peak_bits(u, V_));
     return bound <= static_cast<double>(std::numeric_limits<float>::max());
   }
 
@@ -205,7 +205,7 @@ class Head {
                      token.beta);
     if (window_.mode() == RecordMode::kV) {  // read() left the state behind n records
       load_record(one_, x_.record, 0, 0, 0, 0);
-      replay_record(page_state_, 0);
+      replay_record(state(), 0);
     } else {
       load_records(block, n);
       load_record(one_, x_.record, 0, 0, 0, n);
@@ -216,7 +216,7 @@ class Head {
           for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
         }
       }
-      expand(page_state_, n + 1);
+      return expand(state(), n + 1) < kInfBits;
     }
     return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
   }
@@ -231,7 +231,7 @@ class Head {
     } else {
       load_records(block, n);
       if (window_.keeps_total()) window_.load_total(block, head_, x_.sum);
-      expand(S, n);
+      return expand(S, n) < kInfBits;
     }
     return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
   }
@@ -241,16 +241,15 @@ class Head {
     codec_.encode(head_, x_.S, page, seed, x_.codec);
   }
 
-  /// Appends a record to the window; the key only from its key head's first value head.
-  void append(std::uint8_t* block, int m, const Token& token, const float* u, bool with_key) {
-    if (with_key) window_.store_key(block, m, key_head_, token.k);
-    window_.store_value(block, m, head_, window_.mode() == RecordMode::kV ? token.v : u, token.g,
-                        token.beta);
-  }
-
-  float* state() { return x_.S; }
+  float* scratch_state() { return x_.S; }
 
  private:
+  /// The state that read() reads, decoded when first asked for.
+  const float* state() {
+    if (state_ == nullptr) state_ = load(page_);
+    return state_;
+  }
+
   static constexpr int kStride = gate == Gate::kScalar ? 0 : 1;
   int gate_width() const { return gate == Gate::kScalar ? 1 : K_; }
 
@@ -272,8 +271,9 @@ class Head {
     for (int m = 0; m < n; ++m) load_record(window_, block, m, key_head_, head_, m);
   }
 
-  /// Keys become decayed keys D_m o k_m, and gamma the decay of the page, for a read by a token
-  /// with log decay g. Suffix sums of logs, or backward products of factors; never differences.
+  /// Prepares a read by a token with log decay g: gamma becomes the decay of the page and, with a
+  /// scalar gate, decays[m] that of record m; with a gate per channel keys become D_m o k_m. Suffix
+  /// sums of logs, or backward products of factors; never differences.
   void decay_records(const std::uint8_t* block, int n, const float* g) {
     if (window_.keeps_total()) {
       for (int i = 0; i < gate_width(); ++i) x_.sum[i] = g[i];
@@ -282,10 +282,30 @@ class Head {
         for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
       }
     }
-    decay_keys(n, g);
+    if constexpr (gate == Gate::kScalar) {
+      x_.decays[n] = g[0];
+      for (int m = n - 1; m >= 0; --m) x_.decays[m] = x_.decays[m + 1] + x_.gates[m];
+      // decays[m + 1] holds what record m has seen since, decays[0] what the page has
+      kernel::exp_all(x_.decays, n + 1, x_.decays);
+      x_.gamma[0] = x_.decays[0];
+    } else {
+      decay_keys(n, g);
+    }
   }
 
-  /// The same with `g` null: as of the last record. Where a total is kept, x_.sum holds it.
+  /// Adds the records' share (k_m . (D_m o x)) u_m to both reads.
+  void read_records(int n, const Token& token) {
+    if (n == 0) return;
+    kernel::dot_records(x_.keys, n, K_, token.k, token.q, x_.with_k, x_.with_q);
+    if constexpr (gate == Gate::kScalar) {
+      for (int m = 0; m < n; ++m) x_.with_k[m] *= x_.decays[m + 1];
+      for (int m = 0; m < n; ++m) x_.with_q[m] *= x_.decays[m + 1];
+    }
+    kernel::read_records(x_.values, n, V_, x_.with_k, x_.with_q, x_.p, x_.r);
+  }
+
+  /// Keys become decayed keys as seen by a token with log decay `g`, or with `g` null as of the
+  /// last record; gamma becomes the decay of the page. Where a total is kept, x_.sum holds it.
   void decay_keys(int n, const float* g) {
     if (window_.keeps_factors()) {
       float* d = x_.w;  // D_m, growing backwards
@@ -319,9 +339,9 @@ class Head {
     kernel::exp_all(sum, gate_width(), x_.gamma);
   }
 
-  /// p = S'^T k and r = S'^T q of the page alone, S' = Gamma o S. A codec that keeps Z = M S is
-  /// read at M^-T x.
-  void read_page(const float* S, const float* k, const float* q) {
+  /// p = S'^T k and r = S'^T q of the state, S' = Gamma o S: of state_ where it is there, else of
+  /// the packed page if the codec can. A codec that keeps Z = M S is read at M^-T x.
+  void read_page(const float* k, const float* q) {
     const float* R = codec_.read_transform(head_);
     const float* a = k;
     const float* b = q;
@@ -339,7 +359,9 @@ class Head {
       a = x_.a;
       b = x_.b;
     }
-    kernel::read_two(S, K_, V_, a, b, x_.p, x_.r);
+    if (state_ != nullptr || !codec_.read_two(head_, page_, a, b, x_.p, x_.r, x_.codec)) {
+      state_peak_ = kernel::read_two_and_peak(state(), K_, V_, a, b, x_.p, x_.r);
+    }
     if constexpr (gate == Gate::kScalar) {
       for (int j = 0; j < V_; ++j) x_.p[j] *= x_.gamma[0];
       for (int j = 0; j < V_; ++j) x_.r[j] *= x_.gamma[0];
@@ -354,16 +376,16 @@ class Head {
     return x_.w;
   }
 
-  /// X = Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch, into scratch.
-  void expand(const float* S, int n) {
+  /// X = Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch, into scratch. Returns the
+  /// peak of X.
+  std::int32_t expand(const float* S, int n) {
     decay_keys(n, nullptr);
     for (int m = 0; m < n; ++m) {
       float* key = x_.keys + std::int64_t{m} * K_;
       const float* written = write_key(key);
       if (written != key) std::copy_n(written, K_, key);
     }
-    kernel::decay(S, K_, V_, x_.gamma, kStride, x_.S);
-    kernel::add_records(x_.S, K_, V_, n, x_.keys, x_.values);
+    return kernel::update(S, K_, V_, x_.gamma, kStride, n, x_.keys, x_.values, x_.S);
   }
 
   /// One step of the delta rule with record m in scratch (mode V), from S into scratch.
@@ -376,9 +398,10 @@ class Head {
     } else {
       kernel::exp_all(gates, gate_width(), x_.gamma);
     }
-    read_page(S, k, k);
+    state_ = S;
+    read_page(k, k);
     for (int j = 0; j < V_; ++j) x_.u[j] = x_.betas[m] * (v[j] - x_.p[j]);
-    kernel::decay_and_write(S, K_, V_, x_.gamma, kStride, write_key(k), x_.u, x_.S);
+    kernel::update(S, K_, V_, x_.gamma, kStride, 1, write_key(k), x_.u, x_.S);
   }
 
   const float* replay(const float* S, const std::uint8_t* block, int n) {
@@ -395,7 +418,9 @@ class Head {
   const int K_, V_, head_, key_head_;
   const WindowLayout one_;  // a window of one record and one head, for what storing does to numbers
   Scratch& x_;
-  const float* page_state_ = nullptr;  // what read() read
+  const std::uint8_t* page_ = nullptr;  // what read() reads
+  const float* state_ = nullptr;        // its state as f32, where that exists
+  std::int32_t state_peak_ = 0;         // of state_, once read
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -471,10 +496,24 @@ std::int64_t wave_rows(const LayerState& state, const ThreadPool& threads) {
       1, kHeadsPerThread * threads.n_threads() / state.layer->shape.n_value_heads);
 }
 
-/// Gives every due row of a wave a zeroed page to encode into: bytes that no head owns stay zero.
-void stage_pages(const LayerState& state, std::span<Row> wave, ThreadPool& threads) {
-  const std::int64_t page_bytes = state.layer->codec->page_bytes();
-  const std::int64_t stride = (page_bytes + 63) / 64 * 64;
+/// Whether a wave is divided by rows: one thread then does all of a row, whose page and records
+/// are still in its cache when they are written. Few rows are divided by heads.
+bool by_rows(std::size_t n_rows, const ThreadPool& threads) {
+  constexpr int kRowsPerThread = 4;
+  return n_rows >=
+         static_cast<std::size_t>(kRowsPerThread) * static_cast<std::size_t>(threads.n_threads());
+}
+
+/// Zeroes a page to encode into, where there are bytes that no head owns.
+void clear_page(const LayerCodec& codec, std::uint8_t* page) {
+  const PayloadBytes payload = codec.payload();
+  if (payload.padding > 0) std::memset(page, 0, static_cast<std::size_t>(payload.total()));
+}
+
+/// Gives every due row of a wave a page to encode into.
+void stage_pages(const LayerState& state, std::span<Row> wave) {
+  const LayerCodec& codec = *state.layer->codec;
+  const std::int64_t stride = (codec.page_bytes() + 63) / 64 * 64;
   Workspace& space = thread_workspace();
   std::int64_t n_due = 0;
   for (const Row& row : wave) n_due += row.due;
@@ -484,13 +523,9 @@ void stage_pages(const LayerState& state, std::span<Row> wave, ThreadPool& threa
   for (Row& row : wave) {
     if (!row.due) continue;
     row.staged = reinterpret_cast<std::uint8_t*>(space.pages.data()) + at;
+    clear_page(codec, row.staged);
     at += stride;
   }
-  const auto clear = [&](std::int64_t i, int) {
-    Row& row = wave[static_cast<std::size_t>(i)];
-    if (row.due) std::memset(row.staged, 0, static_cast<std::size_t>(page_bytes));
-  };
-  threads.parallel_for(static_cast<std::int64_t>(wave.size()), clear);
 }
 
 Token token_of(const LayerState& state, const StepInput& input, const Row& row, int head) {
@@ -526,7 +561,8 @@ void compute_head(const LayerState& state, const StepInput& input, Row& row, int
   const std::uint8_t* block = window_of(state, row.read);
   float* o = input.out + row.index * input.out_stride + std::int64_t{head} * shape.V;
   Head<gate> arithmetic(*state.layer, head);
-  bool finite = arithmetic.read(page, block, row.fill, token, u, o);
+  const bool decode = state.scheme->period == 1;  // every step rewrites the state: it is needed
+  bool finite = arithmetic.read(page, block, row.fill, token, decode, u, o);
   if (finite && row.due) {
     finite = state.scheme->period > 1 ? arithmetic.rebuild(block, row.fill, token, u)
                                       : arithmetic.update(token, u);
@@ -550,7 +586,6 @@ void write_head(const LayerState& state, const StepInput& input, const Row& row,
 }
 
 /// Second half otherwise: the row's page and window.
-template <Gate gate>
 void write_row(const LayerState& state, const StepInput& input, const Row& row, const float* u) {
   if (row.failed != 0) return;
   const LayerShape& shape = state.layer->shape;
@@ -565,10 +600,16 @@ void write_row(const LayerState& state, const StepInput& input, const Row& row, 
     std::memcpy(block, window_of(state, row.read),
                 static_cast<std::size_t>(state.layer->window.n_bytes()));
   }
+  const WindowLayout& window = state.layer->window;
   for (int head = 0; head < shape.n_value_heads; ++head) {
-    Head<gate> arithmetic(*state.layer, head);
-    arithmetic.append(block, row.fill, token_of(state, input, row, head),
-                      u + std::int64_t{head} * shape.V, head % shape.group() == 0);
+    const Token token = token_of(state, input, row, head);
+    // The key only once, from its key head's first value head.
+    if (head % shape.group() == 0) {
+      window.store_key(block, row.fill, shape.key_head(head), token.k);
+    }
+    const float* value =
+        window.mode() == RecordMode::kV ? token.v : u + std::int64_t{head} * shape.V;
+    window.store_value(block, row.fill, head, value, token.g, token.beta);
   }
 }
 
@@ -591,29 +632,35 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
   const LayerShape& shape = state.layer->shape;
   const std::int64_t HV = shape.n_value_heads;
   const std::int64_t n_rows = static_cast<std::int64_t>(wave.size());
-  float* u = thread_workspace().u.data();
+  float* const u = thread_workspace().u.data();
+  const bool in_place = works_in_place(state);
+  const auto row_at = [&](std::int64_t i) -> Row& { return wave[static_cast<std::size_t>(i)]; };
   const auto u_of = [&](std::int64_t i, std::int64_t head) {
     return u + (i * HV + head) * shape.V;
   };
-  stage_pages(state, wave, threads);
-
-  const auto compute = [&](std::int64_t i, int) {
-    Row& row = wave[static_cast<std::size_t>(i / HV)];
-    compute_head<gate>(state, input, row, static_cast<int>(i % HV), u_of(i / HV, i % HV));
+  const auto compute = [&](std::int64_t i, std::int64_t head) {
+    compute_head<gate>(state, input, row_at(i), static_cast<int>(head), u_of(i, head));
   };
-  threads.parallel_for(n_rows * HV, compute);
+  const auto write = [&](std::int64_t i, std::int64_t head) {
+    write_head<gate>(state, input, row_at(i), static_cast<int>(head), u_of(i, head));
+  };
 
-  if (works_in_place(state)) {
-    const auto write = [&](std::int64_t i, int) {
-      const Row& row = wave[static_cast<std::size_t>(i / HV)];
-      write_head<gate>(state, input, row, static_cast<int>(i % HV), u_of(i / HV, i % HV));
-    };
-    threads.parallel_for(n_rows * HV, write);
+  if (by_rows(wave.size(), threads)) {
+    threads.parallel_for(n_rows, [&](std::int64_t i, int) {
+      if (row_at(i).due) stage_pages(state, wave.subspan(static_cast<std::size_t>(i), 1));
+      for (std::int64_t head = 0; head < HV; ++head) compute(i, head);
+      if (!in_place) return write_row(state, input, row_at(i), u_of(i, 0));
+      for (std::int64_t head = 0; head < HV; ++head) write(i, head);
+    });
   } else {
-    const auto write = [&](std::int64_t i, int) {
-      write_row<gate>(state, input, wave[static_cast<std::size_t>(i)], u_of(i, 0));
-    };
-    threads.parallel_for(n_rows, write);
+    stage_pages(state, wave);
+    threads.parallel_for(n_rows * HV, [&](std::int64_t i, int) { compute(i / HV, i % HV); });
+    if (in_place) {
+      threads.parallel_for(n_rows * HV, [&](std::int64_t i, int) { write(i / HV, i % HV); });
+    } else {
+      threads.parallel_for(
+          n_rows, [&](std::int64_t i, int) { write_row(state, input, row_at(i), u_of(i, 0)); });
+    }
   }
   settle(state, wave);
   for (const Row& row : wave) {
@@ -626,7 +673,7 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
 template <Gate gate>
 void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& threads) {
   const std::int64_t HV = state.layer->shape.n_value_heads;
-  stage_pages(state, wave, threads);
+  stage_pages(state, wave);
   const auto compute = [&](std::int64_t i, int) {
     Row& row = wave[static_cast<std::size_t>(i / HV)];
     Head<gate> arithmetic(*state.layer, static_cast<int>(i % HV));
@@ -816,7 +863,7 @@ void restore_head(const LayerState& state, std::int64_t slot, int fill, int head
   const std::int64_t K = state.layer->shape.K, V = state.layer->shape.V;
   Head<gate> arithmetic(*state.layer, head);
   arithmetic.materialise(page_of(state, slot), window_of(state, slot), fill);
-  const float* Z = arithmetic.state();
+  const float* Z = arithmetic.scratch_state();
   const float* R = state.layer->codec->read_transform(head);
   if (R == nullptr) {
     std::memcpy(S, Z, sizeof(float) * static_cast<std::size_t>(K * V));

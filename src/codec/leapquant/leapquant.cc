@@ -10,6 +10,7 @@
 #include "codec/leapquant/fit.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
+#include "codec/packed_read.hpp"
 #include "codec/quantise.hpp"
 #include "codec/scale.hpp"
 #include "codec/scratch.hpp"
@@ -34,6 +35,7 @@ constexpr std::int64_t to_section(std::int64_t n) {
 struct LeapquantCodec::Arrays {
   float* y;             // [K][V] residual over s_k
   float* row;           // [V]
+  float* packed;        // [4][K] vectors of a read
   float* key;           // [rank][K]
   float* value;         // [rank][V]
   float* s_k;           // [K]
@@ -52,6 +54,7 @@ struct LeapquantCodec::Arrays {
     const std::int64_t K = codec.shape_.K, V = codec.shape_.V, rank = codec.settings_.rank;
     take(y, K * V);
     take(row, V);
+    take(packed, 4 * K);
     take(key, rank * K);
     take(value, rank * V);
     take(s_k, K);
@@ -300,6 +303,41 @@ std::optional<PageMap> LeapquantCodec::page_map() const {
                          .bits = settings_.bits});
   }
   return map;
+}
+
+// Shat^T a = diag(s_v / qmax) Z (s_k o a) + Util (Ktil^T a)
+bool LeapquantCodec::read_two(int head, const std::uint8_t* page, const float* a, const float* b,
+                              float* p, float* r, CodecScratch scratch) const {
+  const std::int64_t K = shape_.K, V = shape_.V;
+  if (K % kRunLength != 0) return false;
+  const int bits = settings_.bits;
+  const float qmax = static_cast<float>((1 << (bits - 1)) - 1);
+  const Arrays arrays(*this, scratch);
+  const std::uint8_t* const checkpoint = page + head * layout_.n_bytes;
+  read_scales(checkpoint + layout_.row_scales, K, arrays.half, arrays.s_k);
+  read_scales(checkpoint + layout_.column_scales, V, arrays.half, arrays.s_v);
+  float* const scaled_a = arrays.packed + 2 * K;
+  float* const scaled_b = scaled_a + K;
+  multiply(a, arrays.s_k, K, scaled_a);
+  multiply(b, arrays.s_k, K, scaled_b);
+  CodeColumns columns;
+  columns.codes = bits == 8   ? RunCodes::kSigned8
+                  : bits == 6 ? RunCodes::kSigned6
+                              : RunCodes::kSigned4;
+  columns.first = checkpoint + layout_.codes;
+  columns.stride = packed_bytes(K, bits == 6 ? 4 : bits);
+  if (bits == 6) {
+    columns.high = checkpoint + layout_.high_bits;
+    columns.high_stride = packed_bytes(K, 2);
+  }
+  columns.K = columns.group = shape_.K;
+  columns.V = shape_.V;
+  read_columns(columns, scaled_a, scaled_b, arrays.packed, p, r);
+  for (std::int64_t v = 0; v < V; ++v) arrays.step[v] = arrays.s_v[v] / qmax;
+  multiply(p, arrays.step, V, p);
+  multiply(r, arrays.step, V, r);
+  read_low_rank(checkpoint + layout_.compensators, settings_.rank, shape_.K, shape_.V, a, b, p, r);
+  return true;
 }
 
 LeapquantCodec::Dump LeapquantCodec::dump(int head,

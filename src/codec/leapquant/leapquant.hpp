@@ -49,6 +49,8 @@ class LeapquantCodec final : public LayerCodec {
   void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
               CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
+  bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
+                float* r, CodecScratch scratch) const override;
   std::optional<PageMap> page_map() const override;
 
   const Layout& layout() const { return layout_; }

@@ -7,6 +7,7 @@
 #include "base/simd_clones.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
+#include "codec/packed_read.hpp"
 #include "codec/quantise.hpp"
 #include "codec/scale.hpp"
 #include "codec/scratch.hpp"
@@ -46,6 +47,15 @@ SP_CLONES void split_rows(const std::uint8_t* __restrict in, std::int64_t n, std
   for (std::int64_t j = 0; j < n; ++j) {
     even[j] = static_cast<std::uint8_t>(((in[j] & 15) ^ sign) - sign);
     odd[j] = static_cast<std::uint8_t>(((in[j] >> 4) ^ sign) - sign);
+  }
+}
+
+// out[j] += scale[j] (sum[j] - zero[j] along), the share of one group in a read.
+SP_CLONES void add_group(const float* __restrict sum, const float* __restrict scale,
+                         const std::uint8_t* __restrict zero, float along, std::int64_t n,
+                         float* __restrict out) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    out[j] += scale[j] * (sum[j] - static_cast<float>(zero[j]) * along);
   }
 }
 
@@ -98,6 +108,8 @@ class PaceCodec final : public LayerCodec {
         .add<float>(V)
         .add<float>(V)
         .add<float>(V)
+        .add<float>(2 * n_groups_ * V)
+        .add<float>(2 * K)
         .n_bytes();
   }
 
@@ -157,6 +169,43 @@ class PaceCodec final : public LayerCodec {
     return map;
   }
 
+  // X^T a = sum over groups g of s_g (C_g^T a_g - z_g sum(a_g))
+  bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
+                float* r, CodecScratch scratch) const override {
+    const std::int64_t K = shape_.K, V = shape_.V;
+    if (K % kRunLength != 0 || group_ % kRunLength != 0) return false;
+    const Head& at = heads_[static_cast<std::size_t>(head)];
+    const Work work(*this, scratch);
+    CodeColumns columns;
+    if (affine_) {
+      columns.codes = at.bits == 8 ? RunCodes::kUnsigned8 : RunCodes::kUnsigned4;
+    } else {
+      columns.codes = at.bits == 8 ? RunCodes::kSigned8 : RunCodes::kSigned4;
+    }
+    columns.first = page + at.offset;
+    columns.stride = column_bytes(at.bits);
+    columns.K = shape_.K;
+    columns.V = shape_.V;
+    columns.group = group_;
+    float* const sum_p = work.sums;
+    float* const sum_r = sum_p + n_groups_ * V;
+    read_columns(columns, a, b, work.vectors, sum_p, sum_r);
+    read_scales(at, page + at.offset + packed_bytes(K, at.bits), work);
+    std::fill_n(p, V, 0.0f);
+    std::fill_n(r, V, 0.0f);
+    for (int g = 0; g < n_groups_; ++g) {
+      const std::int64_t begin = std::int64_t{g} * group_;
+      const std::int64_t end = std::min<std::int64_t>(K, begin + group_);
+      float along_a = 0, along_b = 0;
+      for (std::int64_t i = begin; i < end; ++i) along_a += a[i], along_b += b[i];
+      load_scales(work.stored + g * V, V, work.scale);
+      const std::uint8_t* const zero = work.zero + g * V;
+      add_group(sum_p + g * V, work.scale, zero, along_a, V, p);
+      add_group(sum_r + g * V, work.scale, zero, along_b, V, r);
+    }
+    return true;
+  }
+
  private:
   struct Head {
     std::int64_t offset;  // of its bytes in the page
@@ -177,11 +226,14 @@ class PaceCodec final : public LayerCodec {
       low = cursor.take<float>(V);
       high = cursor.take<float>(V);
       scale = cursor.take<float>(V);
+      sums = cursor.take<float>(2 * codec.n_groups_ * V);
+      vectors = cursor.take<float>(2 * K);
     }
     std::uint8_t *codes, *pairs;
     std::uint16_t* stored;
     std::uint8_t *zero, *column_zero;
     float *low, *high, *scale;
+    float *sums, *vectors;  // of a read: [2][groups][V] and [2][K]
   };
 
   std::int64_t column_bytes(int bits) const {
@@ -222,7 +274,13 @@ class PaceCodec final : public LayerCodec {
         split_rows(work.pairs + r * V, V, affine_ ? 0 : 8, even, even + V);
       }
     }
-    in += packed_bytes(K, head.bits);
+    read_scales(head, in + packed_bytes(K, head.bits), work);
+  }
+
+  // `in`: behind the codes of the first column.
+  void read_scales(const Head& head, const std::uint8_t* in, const Work& work) const {
+    const std::int64_t V = shape_.V, stride = column_bytes(head.bits);
+    if (!affine_) std::fill_n(work.zero, n_groups_ * V, std::uint8_t{0});
     for (std::int64_t j = 0; j < V; ++j, in += stride) {
       for (int g = 0; g < n_groups_; ++g) std::memcpy(work.stored + g * V + j, in + 2 * g, 2);
       if (affine_) {

@@ -4,15 +4,18 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/check.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
+#include "codec/packed_read.hpp"
 #include "codec/quantise.hpp"
 #include "codec/scale.hpp"
 #include "codec/scratch.hpp"
 #include "codec/stepquant/fit.hpp"
+#include "codec/stepquant/tile_fit.hpp"
 
 namespace statepack {
 namespace {
@@ -20,7 +23,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pages hold little-endian halves");
 
 constexpr int kPivotBits = 16;
-constexpr float kMinMean = 1e-20f;  // floor of m
 // Weights have geometric mean 1 and come from the eighth root of a row impact; beyond this range
 // they can only be damage. Within it (w r n)^2 lies in [2^-88, 2^84], so a den that is not zero
 // needs no floor (the published one is 1e-30).
@@ -41,6 +43,24 @@ constexpr std::int64_t run_bytes(int bits, std::int64_t n) {
   const std::int64_t period = bits == 8 ? 1 : bits == 4 ? 2 : 4;
   return ceil_div(n, period) * period * bits / 8;
 }
+
+// A scalar gate's rows.
+RunCodes run_codes(int bits) {
+  switch (bits) {
+    case 2:
+      return RunCodes::kLevels2;
+    case 4:
+      return RunCodes::kOffset4;
+    case 6:
+      return RunCodes::kOffset6;
+    case 8:
+      return RunCodes::kOffset8;
+    default:
+      return RunCodes::kHalf;
+  }
+}
+
+constexpr int kFitRows = 16;  // whose X stays in the first-level cache between steps 1 and 2
 
 constexpr std::int64_t kRunSlack = 8;  // to fill a run: at most 3 codes of 6 bits
 
@@ -85,7 +105,7 @@ std::string row_name(int head, int i) {
 
 // What encode and decode work in, and what dump() reads with.
 struct StepquantCodec::Arrays {
-  float* y;             // [K][V]
+  float* y;             // [K][V], or two vectors of a read
   float* r;             // [row scales of a head]
   float* peak;          // [4][V], one row for each width
   float* c;             // [V]
@@ -95,13 +115,16 @@ struct StepquantCodec::Arrays {
   std::uint8_t* run;    // all runs of a row
   std::uint16_t* half;  // [V], or the row scales of a head that is read
   std::uint16_t* rows;  // [row scales of a head] as stored
+  float* sums;          // of a few rows: [n][groups], and so are
+  float* weight;        // the rows' weights
+  float* inverse;       // and 1 / r
 
   // `take` hands out an array of so many values, or counts it.
   template <class Take>
   Arrays(const StepquantCodec& codec, Take&& take) {
     const std::int64_t K = codec.shape_.K, V = codec.shape_.V;
     const std::int64_t n_row_scales = K * ceil_div(V, codec.group_);
-    take(y, K * V);
+    take(y, K * std::max<std::int64_t>(V, 2));
     take(r, n_row_scales);
     take(peak, 4 * V);
     take(c, V);
@@ -111,6 +134,9 @@ struct StepquantCodec::Arrays {
     take(run, 2 * V + kRunSlack);
     take(half, std::max(V, n_row_scales));
     take(rows, n_row_scales);
+    take(sums, kFitRows * n_row_scales / K);
+    take(weight, kFitRows * n_row_scales / K);
+    take(inverse, kFitRows * n_row_scales / K);
   }
   Arrays(const StepquantCodec& codec, CodecScratch scratch)
       : Arrays(codec, [cursor = ScratchCursor(scratch)]<class T>(
@@ -174,6 +200,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
       }
       const bool pivot = row.bits == kPivotBits;
       head.signed_magnitude = scalar && row.bits == 2;
+      head.uniform_bits = scalar ? row.bits : 0;
       if (pivot) {
         tile_bytes = even(tile_bytes);
         last_bytes = even(last_bytes);
@@ -267,6 +294,8 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
     std::memset(page + head.codes, 0, static_cast<std::size_t>(head.code_bytes));
   }
 
+  if (whole_tiles(h) && encode_tiles(h, X, page, a)) return;
+
   const int n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;  // columns that share a row scale
   const auto for_each_group = [&](auto&& body) {
@@ -291,7 +320,8 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
     float* peak = a.peak + std::int64_t{row.bits / 2 - 1} * V;
     for_each_group([&](int g, int begin, int n) {
       const float m = stepquant::mean_abs(x + begin, n);
-      const std::uint16_t stored = encode_scale(std::sqrt(std::max(m, kMinMean) / row.weight));
+      const std::uint16_t stored =
+          encode_scale(std::sqrt(std::max(m, stepquant::kMinMean) / row.weight));
       a.rows[row.scale + g] = stored;
       const float r = f16_to_f32(stored);
       a.r[row.scale + g] = r;
@@ -329,12 +359,7 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
       }
     });
   }
-  //    c_j = den_j > 0 ? h16( num_j / den_j ) : c0_j
-  for (int j = 0; j < V; ++j) {
-    const float c = a.den[j] > 0 ? a.num[j] / a.den[j] : a.c[j];
-    a.half[j] = encode_scale(c);
-    a.c[j] = f16_to_f32(a.half[j]);
-  }
+  fit_columns(a);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
 
   // 6  z_ij = enc(Y_ij / c_j)
@@ -353,6 +378,70 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
   }
 }
 
+// c_j = den_j > 0 ? h16( num_j / den_j ) : c0_j
+void StepquantCodec::fit_columns(const Arrays& a) const {
+  for (int j = 0; j < shape_.V; ++j) {
+    const float c = a.den[j] > 0 ? a.num[j] / a.den[j] : a.c[j];
+    a.half[j] = encode_scale(c);
+    a.c[j] = f16_to_f32(a.half[j]);
+  }
+}
+
+// Whether a head is made of runs of 16 columns that share a row scale.
+bool StepquantCodec::whole_tiles(int h) const {
+  const int width = groups(h) == 1 ? shape_.V : group_;
+  return heads_[static_cast<std::size_t>(h)].uniform_bits != 0 && tile_ == kRunLength &&
+         last_tile_ == 0 && width % kRunLength == 0;
+}
+
+// encode() a head at a time. False where only encode() itself knows what to do: pivots, values that
+// are not finite, and tiny ones at 2 bits.
+bool StepquantCodec::encode_tiles(int h, const float* X, std::uint8_t* page,
+                                  const Arrays& a) const {
+  const int K = shape_.K, V = shape_.V, n_groups = groups(h);
+  const int width = n_groups == 1 ? V : group_;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  const int bits = head.uniform_bits;
+  if (bits == kPivotBits || V % width != 0) return false;
+
+  float* const peak = a.peak;
+  std::fill_n(peak, V, 0.0f);
+  for (int begin = 0; begin < K; begin += kFitRows) {
+    const int n_rows = std::min(kFitRows, K - begin), n = n_rows * n_groups;
+    const float* const x = X + std::int64_t{begin} * V;
+    float* const r = a.r + std::int64_t{begin} * n_groups;
+    stepquant::row_sums(x, n_rows, V, width, a.sums);
+    for (int i = 0, e = 0; i < n_rows; ++i) {
+      for (int g = 0; g < n_groups; ++g, ++e) {
+        if (!(a.sums[e] <= std::numeric_limits<float>::max())) return false;
+        a.weight[e] = row(h, begin + i).weight;
+      }
+    }
+    stepquant::row_scales(a.sums, a.weight, n, static_cast<float>(width),
+                          a.rows + std::int64_t{begin} * n_groups, r, a.inverse);
+    if (!stepquant::normalise_rows(x, r, a.inverse, n_rows, V, width, a.y + std::int64_t{begin} * V,
+                                   peak) &&
+        head.signed_magnitude) {
+      return false;
+    }
+  }
+  const float Q = peak_code(bits);
+  for (int j = 0; j < V; ++j) a.c[j] = h16(peak[j] / (head.signed_magnitude ? 3.0f : Q));
+  for (int i = 0, e = 0; i < K; ++i) {  // r becomes the weight of the fit
+    for (int g = 0; g < n_groups; ++g, ++e) {
+      const float wr = row(h, i).weight * a.r[e];
+      a.r[e] = wr * wr;
+    }
+  }
+  stepquant::accumulate_columns(a.y, a.c, a.r, K, V, width, head.signed_magnitude ? 0 : Q, a.num,
+                                a.den);
+  fit_columns(a);
+  std::memcpy(page + head.rows, a.rows, static_cast<std::size_t>(2 * head.n_row_scales));
+  std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+  stepquant::encode_tiles(a.y, a.c, K, V, bits, page + head.codes, head.stride);
+  return true;
+}
+
 void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch scratch) const {
   const int K = shape_.K, V = shape_.V;
   const Head& head = heads_[static_cast<std::size_t>(h)];
@@ -363,6 +452,15 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
   }
   const int n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;
+  // encode() stores no scale of 0: only a page that was never written has them, and products with
+  // them would be -0.
+  if (whole_tiles(h) && head.n_row_scales > 0 && a.r[0] != 0.0f) {
+    for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
+      restore_tiles(tiles(h, page, begin, std::min(width, V - begin)), a.r + g, n_groups,
+                    a.c + begin, X + begin, V);
+    }
+    return;
+  }
   for (int i = 0; i < K; ++i) {
     const Row& row = this->row(h, i);
     float* x = X + std::int64_t{i} * V;
@@ -408,6 +506,48 @@ std::optional<PageMap> StepquantCodec::page_map() const {
     }
   }
   return map;
+}
+
+// The tiles of columns begin to begin + n of a head that is made of whole ones.
+CodeTiles StepquantCodec::tiles(int h, const std::uint8_t* page, int begin, int n) const {
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  CodeTiles tiles;
+  tiles.codes = run_codes(head.uniform_bits);
+  tiles.first = page + head.codes + begin / kRunLength * head.stride;
+  tiles.stride = head.stride;
+  tiles.K = shape_.K;
+  tiles.n_tiles = n / kRunLength;
+  return tiles;
+}
+
+// Shat^T a = diag(c) Z^T (r o a), one group of columns after the other.
+bool StepquantCodec::read_two(int h, const std::uint8_t* page, const float* a, const float* b,
+                              float* p, float* r, CodecScratch scratch) const {
+  if (!whole_tiles(h)) return false;
+  const int K = shape_.K, V = shape_.V, n_groups = groups(h);
+  const int width = n_groups == 1 ? V : group_;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  if (head.n_row_scales == 0) {  // pivots
+    read_tiles(tiles(h, page, 0, V), a, b, p, r);
+    return true;
+  }
+  const Arrays arrays(*this, scratch);
+  read_halves(page + head.rows, head.n_row_scales, arrays.half, arrays.r);
+  read_halves(page + head.columns, V, arrays.half, arrays.c);
+  float* const scaled_a = arrays.y;
+  float* const scaled_b = scaled_a + K;
+  for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
+    for (int i = 0; i < K; ++i) {
+      const float scale = arrays.r[i * n_groups + g];
+      scaled_a[i] = scale * a[i];
+      scaled_b[i] = scale * b[i];
+    }
+    read_tiles(tiles(h, page, begin, std::min(width, V - begin)), scaled_a, scaled_b, p + begin,
+               r + begin);
+  }
+  multiply(p, arrays.c, V, p);
+  multiply(r, arrays.c, V, r);
+  return true;
 }
 
 StepquantCodec::Dump StepquantCodec::dump(int h,

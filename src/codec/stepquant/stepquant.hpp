@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codec/codec.hpp"
+#include "codec/packed_read.hpp"
 
 namespace statepack {
 
@@ -45,6 +46,9 @@ class StepquantCodec final : public LayerCodec {
   void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
               CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
+  /// Where tiles are whole runs: a scalar gate, V and (at 2 bits) groups multiples of 16.
+  bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
+                float* r, CodecScratch scratch) const override;
   std::optional<PageMap> page_map() const override;
 
   /// What a page holds of one head, in canonical order: for tests and inspection.
@@ -82,8 +86,14 @@ class StepquantCodec final : public LayerCodec {
     std::int64_t n_row_scales = 0;
     bool signed_magnitude = false;  // 2-bit scalar gate
     bool padded = false;            // some bytes of the tiles belong to no run
+    int uniform_bits = 0;           // of all rows with a scalar gate, else 0
   };
   struct Arrays;
+
+  bool whole_tiles(int head) const;
+  CodeTiles tiles(int head, const std::uint8_t* page, int begin, int n) const;
+  bool encode_tiles(int head, const float* X, std::uint8_t* page, const Arrays& a) const;
+  void fit_columns(const Arrays& a) const;
 
   StepquantCodec() = default;
   const Row& row(int head, int i) const {
