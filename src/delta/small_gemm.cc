@@ -47,7 +47,11 @@ HWY_INLINE void gemm_columns(D d, int M, int K, const float* A, std::int64_t a_r
   for (; m + 4 <= M; m += 4) {
     gemm_tile<4, P>(d, K, A + m * a_row, a_row, a_col, B, b_row, C + m * c_row, c_row, accumulate);
   }
-  for (; m < M; ++m) {
+  if (m + 2 <= M) {  // the two heads of a group in decode attention
+    gemm_tile<2, P>(d, K, A + m * a_row, a_row, a_col, B, b_row, C + m * c_row, c_row, accumulate);
+    m += 2;
+  }
+  if (m < M) {
     gemm_tile<1, P>(d, K, A + m * a_row, a_row, a_col, B, b_row, C + m * c_row, c_row, accumulate);
   }
 }

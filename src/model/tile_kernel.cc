@@ -127,17 +127,21 @@ SP_TILES void multiply(const float* x, std::int64_t n_rows, const std::byte* con
     _tile_dpbf16ps(3, 4, 6);
     _tile_dpbf16ps(3, 4, 7);
   }
-  _tile_stored(0, sums, 64);
-  _tile_stored(1, sums + kTileFloats, 64);
-  _tile_stored(2, sums + 2 * kTileFloats, 64);
-  _tile_stored(3, sums + 3 * kTileFloats, 64);
+  _tile_stored(0, sums, x_stride);
+  _tile_stored(1, sums + kTileFloats, x_stride);
+  _tile_stored(2, sums + 2 * kTileFloats, x_stride);
+  _tile_stored(3, sums + 3 * kTileFloats, x_stride);
 }
 
-// y[r][o] = sums[o][r] for n_rows rows and n_out outputs of one tile.
+// y[r][o] = sums[o][r] for n_rows rows and n_out outputs of one tile, sums [16][n_rows].
 SP_TILES void write_out(const float* sums, std::int64_t n_rows, std::int64_t n_out, float* y,
                         std::int64_t y_stride) {
-  Words v[16];
-  std::memcpy(v, sums, sizeof v);
+  if (n_rows == 1) {
+    std::memcpy(y, sums, static_cast<std::size_t>(n_out) * sizeof(float));
+    return;
+  }
+  Words v[16];  // behind the rows of a narrow tile lies what nobody stores
+  for (std::int64_t o = 0; o < 16; ++o) std::memcpy(&v[o], sums + o * n_rows, sizeof v[o]);
   transpose(v);
   const auto mask = static_cast<__mmask16>((1U << n_out) - 1U);
   for (std::int64_t r = 0; r < n_rows; ++r) {
@@ -162,7 +166,7 @@ SP_TILES void pack_rows(const float* x, std::int64_t x_stride, std::int64_t n_ro
                         float* packed) {
   const auto row_mask = static_cast<__mmask16>((1U << n_rows) - 1U);
   for (std::int64_t k = 0; k < K; k += kTileColumns, packed += kPlanes * kTileFloats) {
-    Words plane[kPlanes][16] = {};
+    Words plane[kPlanes][16];  // rows that are not there are not stored
     const std::int64_t left = std::min(K - k, kTileColumns);
     const auto mask = static_cast<std::uint32_t>((std::uint64_t{1} << left) - 1U);
     for (std::int64_t r = 0; r < n_rows; ++r) {
@@ -185,6 +189,10 @@ SP_TILES void pack_rows(const float* x, std::int64_t x_stride, std::int64_t n_ro
       }
     }
     for (std::int64_t p = 0; p < kPlanes; ++p) {
+      if (n_rows == 1) {  // its pairs lie one after another as they are
+        std::memcpy(packed + p * kTileFloats, &plane[p][0], sizeof(Words));
+        continue;
+      }
       transpose(plane[p]);
       for (std::int64_t pair = 0; pair < 16; ++pair) {
         _mm512_mask_storeu_epi32(packed + p * kTileFloats + pair * n_rows, row_mask,
@@ -224,7 +232,9 @@ SP_TILES void dot_rows(const float* packed, std::int64_t n_rows, const std::byte
     std::byte* copy = copies + t * kTileOutputs * stride;
     w[t] = copy;
     w_stride[t] = stride;
-    std::memset(copy, 0, static_cast<std::size_t>(kTileOutputs * stride));
+    if (n_valid < kTileOutputs || K % kTileColumns != 0) {
+      std::memset(copy, 0, static_cast<std::size_t>(kTileOutputs * stride));
+    }
     for (std::int64_t o = 0; o < n_valid; ++o) {
       std::memcpy(copy + o * stride, rows[o], static_cast<std::size_t>(2 * K));
     }

@@ -59,6 +59,20 @@ float max_value(const float* x, std::size_t n, bool* has_nan) {
   return result;
 }
 
+// The first i with x[i] == value, or n: whole blocks are passed over without a branch a value.
+SP_CLONES
+std::size_t find_value(const float* x, std::size_t n, float value) {
+  constexpr std::size_t kBlock = 8 * kLanes;
+  std::size_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    std::uint32_t hit = 0;
+    for (std::size_t l = 0; l < kBlock; ++l) hit |= x[i + l] == value ? 1U : 0U;
+    if (hit != 0) break;
+  }
+  while (i < n && x[i] != value) ++i;
+  return i;
+}
+
 SP_CLONES
 double exp_sum_lanes(const float* x, std::size_t n, float shift, float scale, float* out) {
   double sum[kLanes] = {};
@@ -111,8 +125,7 @@ LogitPeak peak(std::span<const float> logits) {
   result.finite = !has_nan && value > -std::numeric_limits<float>::infinity() &&
                   value < std::numeric_limits<float>::infinity();
   if (!has_nan && !logits.empty()) {
-    result.index =
-        static_cast<std::int32_t>(std::find(logits.begin(), logits.end(), value) - logits.begin());
+    result.index = static_cast<std::int32_t>(find_value(logits.data(), logits.size(), value));
   }
   return result;
 }

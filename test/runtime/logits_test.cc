@@ -38,6 +38,9 @@ TEST(Peak, TiesGoToTheLowestIndex) {
   std::vector<float> x(100, 0.0F);
   x[90] = x[33] = x[34] = 7.0F;
   EXPECT_EQ(peak(x).index, 33);
+  x.assign(1000, -1.0F);
+  x[900] = x[300] = x[320] = 7.0F;
+  EXPECT_EQ(peak(x).index, 300);
 }
 
 TEST(Peak, NotFiniteIsSeenAnywhere) {
