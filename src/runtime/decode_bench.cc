@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,6 +18,13 @@ using Clock = std::chrono::steady_clock;
 
 // Rounds over which the sequences join: twice the period of the usual windows.
 constexpr std::int64_t kJoinRounds = 32;
+
+// Processor time of all threads of this process.
+std::int64_t cpu_now_ns() {
+  timespec t{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return std::int64_t{1'000'000'000} * t.tv_sec + t.tv_nsec;
+}
 
 // Different in every sequence, and without the ids at the vocabulary's end, which are special.
 std::vector<std::int32_t> prompt_of(std::int64_t sequence, std::int64_t n, std::int64_t vocab) {
@@ -87,9 +96,11 @@ Status DecodeBench::step() {
                         engine_->max_context())};
   }
   model_.time_parts(&part_ns_);
+  const std::int64_t cpu_start = cpu_now_ns();
   const Clock::time_point start = Clock::now();
   Status status = engine_->step();
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+  cpu_ns_ += cpu_now_ns() - cpu_start;
   model_.time_parts(nullptr);
   SP_RETURN_IF_ERROR(status);
   step_ns_.push_back(ns.count());
@@ -100,15 +111,16 @@ DecodeFigures DecodeBench::figures() const {
   DecodeFigures f;
   const SchemeBits bits = scheme_->bits();
   f.n_steps = std::ssize(step_ns_);
-  const auto total_ns = std::accumulate(step_ns_.begin(), step_ns_.end(), std::int64_t{0});
-  if (total_ns > 0) {
-    f.tokens_per_s =
-        1e9 * static_cast<double>(config_.n_sequences * f.n_steps) / static_cast<double>(total_ns);
+  f.total_ns = std::accumulate(step_ns_.begin(), step_ns_.end(), std::int64_t{0});
+  if (f.total_ns > 0) {
+    f.tokens_per_s = 1e9 * static_cast<double>(config_.n_sequences * f.n_steps) /
+                     static_cast<double>(f.total_ns);
   }
+  if (f.n_steps > 0) f.cpu_us = static_cast<double>(cpu_ns_) / 1e3 / static_cast<double>(f.n_steps);
   f.p50_us = static_cast<double>(percentile(step_ns_, 50)) / 1e3;
   f.p95_us = static_cast<double>(percentile(step_ns_, 95)) / 1e3;
   f.part_ns = part_ns_;
-  f.other_ns = total_ns - std::accumulate(part_ns_.begin(), part_ns_.end(), std::int64_t{0});
+  f.other_ns = f.total_ns - std::accumulate(part_ns_.begin(), part_ns_.end(), std::int64_t{0});
   f.payload_bytes = bits.page_bytes;
   f.resident_bytes = bits.page_bytes + bits.window_bytes + bits.cursor_bytes;
   f.pool_bytes = pool_->bytes_allocated();

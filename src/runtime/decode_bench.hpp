@@ -18,7 +18,9 @@ struct DecodeBenchConfig {
 /// Figures of one scheme and batch.
 struct DecodeFigures {
   std::int64_t n_steps = 0;
+  std::int64_t total_ns = 0;        ///< wall time of all steps
   double tokens_per_s = 0;          ///< of all sequences together
+  double cpu_us = 0;                ///< of a step, all threads: disturbed less by other programs
   double p50_us = 0, p95_us = 0;    ///< from one token of a sequence to its next
   PartTimes part_ns{};              ///< of all steps
   std::int64_t other_ns = 0;        ///< of all steps: sampling and delivery
@@ -26,6 +28,11 @@ struct DecodeFigures {
   std::int64_t resident_bytes = 0;  ///< pages, window and cursors of one sequence
   std::int64_t pool_bytes = 0;      ///< all slots, with convolution history
   std::string digest;               ///< of every sequence's first tokens, at most kDigestTokens
+
+  /// Nanoseconds as a share of total_ns.
+  double share(std::int64_t ns) const {
+    return total_ns == 0 ? 0 : static_cast<double>(ns) / static_cast<double>(total_ns);
+  }
 };
 
 /// A batch of greedy sequences, all of them running. Prompts are token numbers by a fixed rule, so
@@ -61,6 +68,7 @@ class DecodeBench {
   std::unique_ptr<Engine> engine_;
   std::vector<std::vector<std::int32_t>> first_tokens_;  ///< of every sequence, for the digest
   std::vector<std::int64_t> step_ns_;
+  std::int64_t cpu_ns_ = 0;
   PartTimes part_ns_{};
 };
 

@@ -50,6 +50,7 @@ TEST_P(DecodeBenchTest, AccountsForAllOfTheTime) {
   const auto total = std::accumulate(ns.begin(), ns.end(), std::int64_t{0});
   EXPECT_NEAR(f.tokens_per_s, 1e9 * 5 * 20 / double(total), 1e-6 * f.tokens_per_s);
   EXPECT_LE(f.p50_us, f.p95_us);
+  EXPECT_GT(f.cpu_us, 0);
   EXPECT_EQ(std::accumulate(f.part_ns.begin(), f.part_ns.end(), f.other_ns), total);
   EXPECT_GT(f.other_ns, 0);
   for (std::size_t p = 0; p < kNParts; ++p) EXPECT_GT(f.part_ns[p], 0) << kPartNames[p];
