@@ -9,7 +9,7 @@
 #include "base/simd_clones.hpp"
 #include "delta/small_gemm.hpp"
 
-// models.md 10. Row i is token i of the chunk, G_i = sum_{m<=i} g_m inclusive.
+// docs/models.md 10. Row i is token i of the chunk, G_i = sum_{m<=i} g_m inclusive.
 //   A_ij = beta_i (k_i . e^{G_i-G_j} k_j), j < i        P_ij = q_i . e^{G_i-G_j} k_j, j <= i
 //   (I + A) D = diag(beta) (V - (e^G K) S)
 //   O = (e^G Q) S + P D                                  S <- e^{G_C} S + (e^{G_C-G} K)^T D
@@ -22,7 +22,7 @@ namespace statepack {
 namespace {
 
 constexpr int kC = kPrefillChunk;
-constexpr int kSub = 16;  // rows of a sub-block, models.md 10.2; divides kC
+constexpr int kSub = 16;  // rows of a sub-block, docs/models.md 10.2; divides kC
 
 struct Scratch {
   Scratch(int K, int V)

@@ -6,7 +6,7 @@
 namespace statepack::ref {
 
 /// One token of one head: S [K][V] in place, o [V]; q scaled, k normalised, g log decay
-/// [1 or K], as in models.md 5.4 and stepquant.md 1. Literal order: decay, read, write, readout.
+/// [1 or K], as in docs/models.md 5.4. Literal order: decay, read, write, readout.
 void delta_step(int K, int V, Gate gate, double* S, const double* q, const double* k,
                 const double* v, const double* g, double beta, double* o, double* u);
 

@@ -1,4 +1,4 @@
-// Gated full attention of the Qwen models (models.md 6).
+// Gated full attention of the Qwen models (docs/models.md 6).
 #pragma once
 
 #include <memory>

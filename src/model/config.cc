@@ -140,7 +140,7 @@ std::string in_quotes(const std::string& text) {
   return out;
 }
 
-// Class defaults, models.md section 2.
+// Class defaults, docs/models.md 2.
 struct QwenDefaults {
   std::int64_t vocab, hidden, intermediate, layers, heads, kv_heads, n_experts, top_k;
 };
@@ -175,8 +175,8 @@ void check_top_k(const Fields& f, const ModelConfig& c, const char* name) {
   }
 }
 
-// Plain rotary embedding only. For text, M-RoPE with its three equal positions is plain (models.md
-// 6).
+// Plain rotary embedding only. For text, M-RoPE with its three equal positions is plain
+// (docs/models.md 6).
 void read_rope(const Fields& f, ModelConfig& c) {
   const Fields nested = f.object("rope_parameters");
   const Fields scaling = f.object("rope_scaling");

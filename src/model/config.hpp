@@ -1,4 +1,4 @@
-// config.json of the supported families, checked; field names as models.md section 2.
+// config.json of the supported families, checked; field names as in docs/models.md 2.
 #pragma once
 
 #include <cstdint>

@@ -103,7 +103,7 @@ DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const float* x,
   return rows;
 }
 
-// Head norms of row r of c, its decay and beta (models.md 5.3, 7.2-7.4).
+// Head norms of row r of c, its decay and beta (docs/models.md 5.3, 7.2-7.4).
 void DeltaBlock::prepare(const Rows& rows, std::int64_t r) const {
   const LayerShape& s = p_.shape;
   float* q = rows.c + r * p_.conv.channels();
@@ -128,7 +128,7 @@ void DeltaBlock::prepare(const Rows& rows, std::int64_t r) const {
   }
 }
 
-// Gated norm of every head, then the output matrix (models.md 5.5, 7.6).
+// Gated norm of every head, then the output matrix (docs/models.md 5.5, 7.6).
 void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
   const std::int64_t V = p_.shape.V;
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {

@@ -1,6 +1,6 @@
-// The recurrent blocks: Gated DeltaNet (models.md 5) and Kimi Delta Attention (models.md 7). They
-// differ in where the decay and the output gate come from and how wide the decay is; the flow is
-// one.
+// The recurrent blocks: Gated DeltaNet (docs/models.md 5) and Kimi Delta Attention (models.md 7).
+// They differ in where the decay and the output gate come from and how wide the decay is; the flow
+// is one.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace statepack {
 
-/// Where Qwen3-Next's rows, grouped by key head, lie in the order of Qwen3.5 (models.md 5.1): row i
-/// of q|k|v is row qkv[i] of in_proj_qkvz, and so on.
+/// Where Qwen3-Next's rows, grouped by key head, lie in the order of Qwen3.5 (docs/models.md 5.1):
+/// row i of q|k|v is row qkv[i] of in_proj_qkvz, and so on.
 struct QkvzOrder {
   std::vector<std::int32_t> qkv, z;  ///< rows of in_proj_qkvz
   std::vector<std::int32_t> b, a;    ///< rows of in_proj_ba

@@ -1,4 +1,4 @@
-// Multi-head latent attention of Kimi-Linear, without rotary embedding (models.md 8).
+// Multi-head latent attention of Kimi-Linear, without rotary embedding (docs/models.md 8).
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Feed-forward parts: the dense SwiGLU MLP and the mixtures of experts (models.md 4 and 9).
+// Feed-forward parts: the dense SwiGLU MLP and the mixtures of experts (docs/models.md 4 and 9).
 #pragma once
 
 #include <memory>

@@ -154,7 +154,7 @@ Result<Layer> CpuModel::load_layer(std::size_t i) {
   return layer;
 }
 
-// h += Mixer(N1(h)); h += FFN(N2(h)), layer by layer (models.md 4).
+// h += Mixer(N1(h)); h += FFN(N2(h)), layer by layer (docs/models.md 4).
 template <class Mix>
 Status CpuModel::run_layers(const Pass& pass, float* h, Mix mix) {
   const std::int64_t H = config_.hidden, n = pass.n_rows;

@@ -1,5 +1,5 @@
 // Mixtures of experts: Qwen's softmax router with a gated shared expert, Kimi's sigmoid router with
-// a correction bias (models.md 9).
+// a correction bias (docs/models.md 9).
 #pragma once
 
 #include <memory>

@@ -9,7 +9,7 @@ namespace statepack {
 /// y may be x.
 void rms_norm(const float* x, const float* scale, std::int64_t n, float eps, float* y);
 
-/// x = factor x / sqrt(sum(x^2) + 1e-6) in place: the fixed epsilon of models.md 5.3.
+/// x = factor x / sqrt(sum(x^2) + 1e-6) in place: the fixed epsilon of docs/models.md 5.3.
 void l2_norm(float* x, std::int64_t n, float factor);
 
 }  // namespace statepack

@@ -1,4 +1,4 @@
-// Rotary embedding over the first dimensions of a head, half-split pairs (models.md 6).
+// Rotary embedding over the first dimensions of a head, half-split pairs (docs/models.md 6).
 #pragma once
 
 #include <cstdint>

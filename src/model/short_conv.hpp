@@ -6,7 +6,7 @@
 
 namespace statepack {
 
-/// c_t[ch] = SiLU(sum_j w[j][ch] u_{t - kernel + 1 + j}[ch])     (models.md 5.2)
+/// c_t[ch] = SiLU(sum_j w[j][ch] u_{t - kernel + 1 + j}[ch])     (docs/models.md 5.2)
 /// History is the last kernel - 1 rows of u, oldest first: [kernel - 1][channels].
 class ShortConv {
  public:

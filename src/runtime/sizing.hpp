@@ -34,8 +34,8 @@ ModelGeometry geometry(const std::string& name, const ModelConfig& config,
                        std::int64_t weight_bytes);
 
 /// Published hybrid models, bf16 weights without vision and multi-token prediction, latent
-/// attention cache where the model has one. Source: their configs and tensor headers (models.md,
-/// section 13).
+/// attention cache where the model has one. Source: their configs and tensor headers
+/// (docs/models.md 13).
 std::span<const ModelGeometry> public_models();
 /// By name; case, '-', '_' and '.' do not matter, and a unique part of a name will do ("27b").
 /// Errors: kNotFound listing the names, kInvalidArgument when several fit.

@@ -53,7 +53,7 @@ struct Answer {
   std::vector<double> out, S;
 };
 
-// models.md 5.4 and 7.5, line by line.
+// docs/models.md 5.4 and 7.5, line by line.
 Answer recurrence(const Problem& p) {
   const LayerShape& s = p.shape;
   const int K = s.K, V = s.V, width = s.gate_width();

@@ -68,7 +68,7 @@ TEST(Config, Qwen3NextDefaultsAreThe80B) {
     EXPECT_EQ(c.layers[i].kind, i % 4 == 3 ? LayerKind::kGatedAttention : LayerKind::kGdn);
     EXPECT_TRUE(c.layers[i].moe);
   }
-  // models.md section 13: bytes of state, convolution history and (bf16) cache.
+  // docs/models.md 13: bytes of state, convolution history and (bf16) cache.
   EXPECT_EQ(std::int64_t(c.recurrent_shapes().size()) * c.recurrent.n_values() * 4, 75497472);
   EXPECT_EQ(c.conv_floats() * 4, 3538944);
   EXPECT_EQ(c.kv_bytes_per_token() / 2, 24576);

@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Tiny, Family,
                          ::testing::Values("next", "moe", "dense", "kimi", "kimi_bounded"),
                          [](const auto& name) { return std::string(name.param); });
 
-// models.md 14.1: the order against a literal walk over the blocks of key heads.
+// docs/models.md 5.1: the order against a literal walk over the blocks of key heads.
 TEST(QkvzOrder, IsTheDeinterleaving) {
   const LayerShape shape{3, 6, 5, 7, Gate::kScalar};
   const QkvzOrder order = qkvz_order(shape);
