@@ -47,6 +47,16 @@ struct CodecScratch {
   std::span<std::byte> bytes;
 };
 
+/// A state that is made while it is packed, so that it never leaves the first-level cache.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  /// Rows begin to begin + n of X, [n][V], 1 <= n <= kMaxRows; every row is asked for once, in
+  /// order. Valid until the next call.
+  virtual const float* rows(int begin, int n) = 0;
+  static constexpr int kMaxRows = 16;
+};
+
 class LayerCodec {
  public:
   virtual ~LayerCodec() = default;
@@ -62,6 +72,13 @@ class LayerCodec {
   /// (X, seed): no dependence on thread, machine or earlier page contents.
   virtual void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
                       CodecScratch scratch) const = 0;
+  /// encode() in one pass over the rows of X, which need not be finite. False, with this head's
+  /// bytes unspecified, where the codec has no such pass for this head or these values; the caller
+  /// then makes all of X and calls encode().
+  virtual bool encode_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch scratch) const {
+    (void)head, (void)X, (void)page, (void)scratch;
+    return false;
+  }
   /// Restores one head. A page of zero bytes decodes to the zero state in every codec.
   virtual void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const = 0;
 

@@ -9,10 +9,12 @@
 #define HWY_TARGET_INCLUDE "codec/packed_read.cc"
 #include <hwy/foreach_target.h>
 // foreach_target.h comes first.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstring>
 
+#include "base/half.hpp"
 #include "codec/run_vectors-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -246,9 +248,48 @@ HWY_INLINE void sum_lanes(const V (&v)[4], float* out) {
 }
 #endif
 
+HWY_INLINE void store_columns(const V (&sum_p)[4], const V (&sum_r)[4], int n, float* p, float* r) {
+  if (n == 4) {
+    sum_lanes(sum_p, p);
+    sum_lanes(sum_r, r);
+    return;
+  }
+  float four[2][4];
+  sum_lanes(sum_p, four[0]);
+  sum_lanes(sum_r, four[1]);
+  for (int o = 0; o < n; ++o) p[o] = four[0][o], r[o] = four[1][o];
+}
+
+// The scales of group g of four columns.
+HWY_INLINE void load_scales(const CodeColumns& columns, int j, int n_valid, int g, float* scale) {
+  std::uint16_t half[4];
+  for (int o = 0; o < 4; ++o) {
+    const std::int64_t column = j + (o < n_valid ? o : 0);
+    std::memcpy(&half[o], columns.scales + column * columns.stride + 2 * std::int64_t{g}, 2);
+  }
+#if HWY_TARGET == HWY_SCALAR
+  for (int o = 0; o < 4; ++o) scale[o] = f16_to_f32(half[o]);
+#else
+  const std::uint64_t four = half[0] | std::uint64_t{half[1]} << 16 | std::uint64_t{half[2]} << 32 |
+                             std::uint64_t{half[3]} << 48;
+  const hn::Full128<float> d4;
+  const hn::Full64<std::uint64_t> bits;
+  const auto halves = hn::BitCast(hn::Rebind<hwy::float16_t, decltype(d4)>(), hn::Set(bits, four));
+  hn::Store(hn::PromoteTo(d4, halves), d4, scale);
+#endif
+}
+
+// Codes are asked for this far ahead: about the latency of memory at the speed of the loops below.
+// The machine's own prefetcher would start anew in every page of 4 KiB.
+constexpr std::int64_t kAhead = 4096;
+
+HWY_INLINE void prefetch(const std::uint8_t* at, std::int64_t n_bytes) {
+  for (std::int64_t e = 0; e < n_bytes; e += 64) hwy::Prefetch(at + e);
+}
+
 // Four columns against a and b: eight sums hide the latency of the multiply-adds, and a and b are
 // loaded once for the four.
-template <class Decoder>
+template <bool kScaled, class Decoder>
 HWY_INLINE void columns_block(const Decoder& decoder, const CodeColumns& columns, int j,
                               const float* a, const float* b, float* p, float* r) {
   const D d;
@@ -260,6 +301,9 @@ HWY_INLINE void columns_block(const Decoder& decoder, const CodeColumns& columns
     at[o] = columns.first + column * columns.stride;
     high[o] = columns.high + column * columns.high_stride;
   }
+  prefetch(at[3] + kAhead, 4 * columns.stride);
+  V scaled_p[4], scaled_r[4];
+  for (int o = 0; o < 4; ++o) scaled_p[o] = scaled_r[o] = hn::Zero(d);
   for (int g = 0, begin = 0; begin < columns.K; ++g, begin += columns.group) {
     const int end = columns.K - begin < columns.group ? columns.K : begin + columns.group;
     V sum_p[4], sum_r[4];
@@ -281,18 +325,19 @@ HWY_INLINE void columns_block(const Decoder& decoder, const CodeColumns& columns
         }
       }
     }
-    float* const to_p = p + std::int64_t{g} * columns.V + j;
-    float* const to_r = r + std::int64_t{g} * columns.V + j;
-    if (n_valid == 4) {
-      sum_lanes(sum_p, to_p);
-      sum_lanes(sum_r, to_r);
+    if constexpr (kScaled) {
+      HWY_ALIGN float scale[4];
+      load_scales(columns, j, n_valid, g, scale);
+      for (int o = 0; o < 4; ++o) {
+        scaled_p[o] = hn::MulAdd(hn::Set(d, scale[o]), sum_p[o], scaled_p[o]);
+        scaled_r[o] = hn::MulAdd(hn::Set(d, scale[o]), sum_r[o], scaled_r[o]);
+      }
     } else {
-      float four[2][4];
-      sum_lanes(sum_p, four[0]);
-      sum_lanes(sum_r, four[1]);
-      for (int o = 0; o < n_valid; ++o) to_p[o] = four[0][o], to_r[o] = four[1][o];
+      const std::int64_t to = std::int64_t{g} * columns.V + j;
+      store_columns(sum_p, sum_r, n_valid, p + to, r + to);
     }
   }
+  if constexpr (kScaled) store_columns(scaled_p, scaled_r, n_valid, p + j, r + j);
 }
 
 // x in the order in which a decoder hands out the codes of a run.
@@ -313,7 +358,12 @@ void read_columns_kernel(const CodeColumns& columns, const float* a, const float
     float* const pb = packed + columns.K;
     arrange(decoder.kPaired, a, columns.K, pa);
     arrange(decoder.kPaired, b, columns.K, pb);
-    for (int j = 0; j < columns.V; j += 4) columns_block(decoder, columns, j, pa, pb, p, r);
+    if (columns.scales == nullptr) {
+      for (int j = 0; j < columns.V; j += 4)
+        columns_block<false>(decoder, columns, j, pa, pb, p, r);
+    } else {
+      for (int j = 0; j < columns.V; j += 4) columns_block<true>(decoder, columns, j, pa, pb, p, r);
+    }
   });
 }
 
@@ -422,6 +472,7 @@ void restore_tiles_kernel(const CodeTiles& tiles, const float* r, int r_stride, 
 void read_tiles_kernel(const CodeTiles& tiles, const float* a, const float* b, float* p, float* r) {
   with_decoder(tiles.codes, [&](const auto decoder) HWY_ATTR {
     for (int t = 0; t < tiles.n_tiles; ++t) {
+      prefetch(tiles.first + t * tiles.stride + kAhead, tiles.stride);
       read_tile(decoder, tiles.first + t * tiles.stride, tiles.K, a, b, p + t * kRunLength,
                 r + t * kRunLength);
     }

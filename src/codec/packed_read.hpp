@@ -53,10 +53,13 @@ struct CodeColumns {
   std::int64_t high_stride = 0;
   int K = 0, V = 0;
   int group = 0;  ///< keys that are summed apart, a multiple of 16; the last group may be shorter
+  /// Where not null: the halves of the first column's group scales s_gj, `stride` bytes from those
+  /// of the next.
+  const std::uint8_t* scales = nullptr;
 };
 
 /// p[g][j] = sum over the keys i of group g of a_i c_ij, and r likewise with b: both
-/// [ceil(K / group)][V]. `packed` [2 K] is scratch.
+/// [ceil(K / group)][V]. With scales, p_j = sum_g s_gj times that, [V]. `packed` [2 K] is scratch.
 void read_columns(const CodeColumns& columns, const float* a, const float* b, float* packed,
                   float* p, float* r);
 

@@ -77,39 +77,12 @@ SP_CLONES void multiply(const float* x, const float* y, std::int64_t n, float* o
   for (std::int64_t j = 0; j < n; ++j) out[j] = x[j] * y[j];
 }
 
-SP_CLONES void quantise_rows(const float* __restrict X, const float* __restrict scale,
-                             std::int64_t n_rows, std::int64_t n_columns, int L,
-                             std::uint8_t* __restrict codes) {
-  const float limit = static_cast<float>(L);
-  for (std::int64_t i = 0; i < n_rows; ++i) {
-    for (std::int64_t j = 0; j < n_columns; ++j) {
-      const std::int64_t at = i * n_columns + j;
-      codes[at] = round_code_u8(X[at] / scale[j], -limit, limit);
-    }
-  }
-}
-
 SP_CLONES void dequantise_rows(const std::int8_t* __restrict codes, const float* __restrict scale,
                                std::int64_t n_rows, std::int64_t n_columns, float* __restrict X) {
   for (std::int64_t i = 0; i < n_rows; ++i) {
     for (std::int64_t j = 0; j < n_columns; ++j) {
       const std::int64_t at = i * n_columns + j;
       X[at] = scale[j] * static_cast<float>(codes[at]);
-    }
-  }
-}
-
-SP_CLONES void quantise_rows_affine(const float* __restrict X, const float* __restrict scale,
-                                    const std::uint8_t* __restrict zero, std::int64_t n_rows,
-                                    std::int64_t n_columns, int L, std::uint8_t* __restrict codes) {
-  for (std::int64_t i = 0; i < n_rows; ++i) {
-    for (std::int64_t j = 0; j < n_columns; ++j) {
-      const std::int64_t at = i * n_columns + j;
-      // clamp(rne(x/s) + z, 0, L) = clamp(rne(x/s), -z, L - z) + z, modulo 256 in the byte.
-      const float below = static_cast<float>(-static_cast<int>(zero[j]));
-      const float above = static_cast<float>(L - static_cast<int>(zero[j]));
-      const int code = round_code_u8(X[at] / scale[j], below, above) + zero[j];
-      codes[at] = static_cast<std::uint8_t>(code);
     }
   }
 }

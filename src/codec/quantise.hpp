@@ -31,7 +31,8 @@ void load_scales(const std::uint16_t* stored, std::int64_t n, float* value);
 /// out[j] = x[j] y[j]; `out` may be either.
 void multiply(const float* x, const float* y, std::int64_t n, float* out);
 
-/// codes[i][j] = clamp(rne(X[i][j] / scale[j]), -L, L), as int8 bit patterns; L <= 127.
+/// codes[i][j] = clamp(rne(X[i][j] / scale[j]), -L, L), as int8 bit patterns; L <= 127. With more
+/// than one row, scales are values of stored halves, here and below.
 void quantise_rows(const float* X, const float* scale, std::int64_t n_rows, std::int64_t n_columns,
                    int L, std::uint8_t* codes);
 

@@ -114,22 +114,21 @@ std::int32_t read_two_and_peak_kernel(const float* S, int K, int V, const float*
 }
 
 // A row's values stay in registers while all updates are added to them.
-std::int32_t update_kernel(const float* S, int K, int V, const float* d_row, int d_stride, int n,
-                           const float* keys, const float* values, float* X) {
+std::int32_t update_kernel(const float* S, int K, int V, const kernel::Update& by, float* X) {
   Peak peak;
   for (int i = 0; i < K; ++i) {
     const float* const s = S + std::int64_t{i} * V;
     float* const x = X + std::int64_t{i} * V;
-    const float factor = d_row[std::int64_t{i} * d_stride];
+    const float factor = by.d[std::int64_t{i} * by.d_stride];
     const auto block = [&](auto d, auto n_vectors, int j) HWY_ATTR {
       constexpr int kVectors = decltype(n_vectors)::value;
       const int lanes = static_cast<int>(hn::MaxLanes(d));
       hn::Vec<decltype(d)> sum[kVectors];
       const auto decay = hn::Set(d, factor);
       for (int c = 0; c < kVectors; ++c) sum[c] = hn::Mul(decay, hn::LoadU(d, s + j + c * lanes));
-      for (int m = 0; m < n; ++m) {
-        const auto key = hn::Set(d, keys[std::int64_t{m} * K + i]);
-        const float* const u = values + std::int64_t{m} * V + j;
+      for (int m = 0; m < by.n; ++m) {
+        const auto key = hn::Set(d, by.keys[m * by.key_stride + i]);
+        const float* const u = by.values + std::int64_t{m} * V + j;
         for (int c = 0; c < kVectors; ++c) {
           sum[c] = hn::Add(sum[c], hn::Mul(key, hn::LoadU(d, u + c * lanes)));
         }
@@ -171,8 +170,8 @@ void dot_records_kernel(const float* keys, int n, int K, const float* x, const f
   }
 }
 
-void read_records_kernel(const float* values, int n, int V, const float* a, const float* b, float* p,
-                        float* r) {
+void read_records_kernel(const float* values, int n, int V, const float* a, const float* b,
+                         float* p, float* r) {
   const auto block = [&](auto d, auto n_vectors, int j) HWY_ATTR {
     constexpr int kVectors = decltype(n_vectors)::value;
     const int lanes = static_cast<int>(hn::MaxLanes(d));
@@ -220,9 +219,8 @@ std::int32_t read_two_and_peak(const float* S, int K, int V, const float* a, con
   return HWY_DYNAMIC_DISPATCH(read_two_and_peak_kernel)(S, K, V, a, b, p, r);
 }
 
-std::int32_t update(const float* S, int K, int V, const float* d, int d_stride, int n,
-                    const float* keys, const float* values, float* X) {
-  return HWY_DYNAMIC_DISPATCH(update_kernel)(S, K, V, d, d_stride, n, keys, values, X);
+std::int32_t update(const float* S, int K, int V, const Update& by, float* X) {
+  return HWY_DYNAMIC_DISPATCH(update_kernel)(S, K, V, by, X);
 }
 
 void dot_records(const float* keys, int n, int K, const float* x, const float* y, float* with_x,
@@ -231,7 +229,7 @@ void dot_records(const float* keys, int n, int K, const float* x, const float* y
 }
 
 void read_records(const float* values, int n, int V, const float* a, const float* b, float* p,
-                 float* r) {
+                  float* r) {
   HWY_DYNAMIC_DISPATCH(read_records_kernel)(values, n, V, a, b, p, r);
 }
 

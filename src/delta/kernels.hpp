@@ -1,8 +1,8 @@
 // The loops of a step over one head, in plain f32.
 //
 // Matrices are row-major, V contiguous. `bits` results are the integer pattern of a largest
-// magnitude: its order puts NaN above Inf above every finite number. All run along value columns, or
-// name their lanes, so that every instruction set gives the same bits; only dot_records() and
+// magnitude: its order puts NaN above Inf above every finite number. All run along value columns,
+// or name their lanes, so that every instruction set gives the same bits; only dot_records() and
 // read_records() use fused multiply-adds where the machine has them.
 #pragma once
 
@@ -19,10 +19,19 @@ void read_two(const float* S, int K, int V, const float* a, const float* b, floa
 std::int32_t read_two_and_peak(const float* S, int K, int V, const float* a, const float* b,
                                float* p, float* r);
 
-/// X_ij = d_i S_ij + sum_m k_mi u_mj in the order of m, with d_i = d[i * d_stride] (d_stride 0 or
-/// 1), for keys [n][K] and values [n][V]; X may be S. Returns the peak of X.
-std::int32_t update(const float* S, int K, int V, const float* d, int d_stride, int n,
-                    const float* keys, const float* values, float* X);
+/// A decay and rank-one updates of a state: d_i S_ij + sum_m k_mi u_mj in the order of m, with
+/// d_i = d[i * d_stride] (d_stride 0 or 1).
+struct Update {
+  const float* d = nullptr;
+  int d_stride = 0;
+  int n = 0;
+  const float* keys = nullptr;  ///< [n] rows, key_stride floats apart
+  std::int64_t key_stride = 0;
+  const float* values = nullptr;  ///< [n][V]
+};
+
+/// X = the updated S [K][V]; X may be S. Returns the peak of X.
+std::int32_t update(const float* S, int K, int V, const Update& by, float* X);
 
 /// with_x[m] = k_m . x and with_y[m] = k_m . y for keys [n][K].
 void dot_records(const float* keys, int n, int K, const float* x, const float* y, float* with_x,
@@ -30,7 +39,7 @@ void dot_records(const float* keys, int n, int K, const float* x, const float* y
 
 /// p_j += sum_m a_m u_mj and r_j += sum_m b_m u_mj in the order of m, for values [n][V].
 void read_records(const float* values, int n, int V, const float* a, const float* b, float* p,
-                 float* r);
+                  float* r);
 
 /// sum_i x_i y_i in the order of base/lane_sum.hpp.
 float dot(const float* x, const float* y, int n);

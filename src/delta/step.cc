@@ -60,6 +60,7 @@ std::int32_t first_limit(const Scheme& scheme, std::int64_t n_tokens) {
 
 struct Scratch {
   float* S = nullptr;              // [K][V]
+  float* rows = nullptr;           // [RowSource::kMaxRows][V]
   float* keys = nullptr;           // [capacity][K]
   float* values = nullptr;         // [capacity][V]
   float* gates = nullptr;          // [capacity][gate_width]: log decays, or factors
@@ -83,9 +84,9 @@ struct Scratch {
     const std::int64_t width = layer.shape.gate_width();
     const auto floats = [](std::int64_t count) { return (count * 4 + 63) / 64 * 64; };
     const std::size_t n_bytes = static_cast<std::size_t>(
-        floats(K * V) + floats(n * K) + floats(n * V) + floats(n * width) + 4 * floats(n + 1) +
-        3 * floats(V) + 3 * floats(K) + 2 * floats(width) + (one.n_bytes() + 63) / 64 * 64 +
-        static_cast<std::int64_t>(layer.codec->scratch_bytes()));
+        floats(K * V) + floats(RowSource::kMaxRows * V) + floats(n * K) + floats(n * V) +
+        floats(n * width) + 4 * floats(n + 1) + 3 * floats(V) + 3 * floats(K) + 2 * floats(width) +
+        (one.n_bytes() + 63) / 64 * 64 + static_cast<std::int64_t>(layer.codec->scratch_bytes()));
     memory_.grow(n_bytes);
     std::byte* at = memory_.data();
     const auto take = [&](std::int64_t count) {
@@ -94,6 +95,7 @@ struct Scratch {
       return array;
     };
     S = take(K * V);
+    rows = take(RowSource::kMaxRows * V);
     keys = take(n * K);
     values = take(n * V);
     gates = take(n * width);
@@ -125,6 +127,30 @@ struct Token {
   const float* v = nullptr;  // [V]
   const float* g = nullptr;  // [gate_width]
   float beta = 0;
+};
+
+/// An updated state, made a few rows at a time.
+class UpdatedRows final : public RowSource {
+ public:
+  /// `buffer` [kMaxRows][V].
+  UpdatedRows(const float* S, int V, const kernel::Update& by, float* buffer)
+      : S_(S), V_(V), by_(by), buffer_(buffer) {}
+
+  const float* rows(int begin, int n) override {
+    kernel::Update by = by_;
+    by.d += std::int64_t{begin} * by.d_stride;
+    by.keys += begin;
+    peak_ = std::max(peak_, kernel::update(S_ + std::int64_t{begin} * V_, n, V_, by, buffer_));
+    return buffer_;
+  }
+  std::int32_t peak() const { return peak_; }  ///< of the rows so far
+
+ private:
+  const float* S_;
+  int V_;
+  kernel::Update by_;
+  float* buffer_;
+  std::int32_t peak_ = 0;
 };
 
 /// The arithmetic of one value head of one layer, over a worker's scratch. Everything here reads
@@ -174,16 +200,15 @@ class Head {
     return kernel::peak_bits(u, V_) < kInfBits && kernel::peak_bits(o, V_) < kInfBits;
   }
 
-  /// After read() with `decode`: X = D S + k u^T when nothing is buffered (period 1), into
-  /// scratch. False when it is not finite.
-  bool update(const Token& token, const float* u) {
-    return write(state_, token, u, x_.S) < kInfBits;
+  /// X = D S + k u^T from `S` to `X` (which may be the same place).
+  void write(const float* S, const Token& token, const float* u, float* X) {
+    kernel::update(S, K_, V_, one_update(token, u), X);
   }
 
-  /// X = D S + k u^T from `S` to `X` (which may be the same place); returns the peak of X.
-  std::int32_t write(const float* S, const Token& token, const float* u, float* X) {
-    kernel::exp_all(token.g, gate_width(), x_.gamma);
-    return kernel::update(S, K_, V_, x_.gamma, kStride, 1, write_key(token.k), u, X);
+  /// After read() with `decode`: packs X = D S + k u^T, where nothing is buffered (period 1). False
+  /// when it is not finite; the page is then unspecified.
+  bool rewrite(const Token& token, const float* u, std::uint8_t* page, std::uint64_t seed) {
+    return store(state_, one_update(token, u), page, seed);
   }
 
   /// An upper bound of |X| from the parts, in double: X is finite when the bound fits f32. After
@@ -197,28 +222,30 @@ class Head {
     return bound <= static_cast<double>(std::numeric_limits<float>::max());
   }
 
-  /// After read(): the state behind page, n records and this token as its record will be stored,
-  /// into scratch. False when it is not finite.
-  bool rebuild(const std::uint8_t* block, int n, const Token& token, const float* u) {
+  /// After read(): packs the state behind page, n records and this token as its record will be
+  /// stored. False when it is not finite; the page is then unspecified.
+  bool rebuild(const std::uint8_t* block, int n, const Token& token, const float* u,
+               std::uint8_t* page, std::uint64_t seed) {
     one_.store_key(x_.record, 0, 0, token.k);
     one_.store_value(x_.record, 0, 0, window_.mode() == RecordMode::kV ? token.v : u, token.g,
                      token.beta);
     if (window_.mode() == RecordMode::kV) {  // read() left the state behind n records
       load_record(one_, x_.record, 0, 0, 0, 0);
       replay_record(state(), 0);
-    } else {
-      load_records(block, n);
-      load_record(one_, x_.record, 0, 0, 0, n);
-      if (window_.keeps_total()) {
-        one_.load_total(x_.record, 0, x_.sum);
-        if (n > 0) {
-          window_.load_total(block, head_, x_.gamma);
-          for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
-        }
-      }
-      return expand(state(), n + 1) < kInfBits;
+      if (kernel::peak_bits(x_.S, std::int64_t{K_} * V_) >= kInfBits) return false;
+      encode(page, seed);
+      return true;
     }
-    return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
+    load_records(block, n);
+    load_record(one_, x_.record, 0, 0, 0, n);
+    if (window_.keeps_total()) {
+      one_.load_total(x_.record, 0, x_.sum);
+      if (n > 0) {
+        window_.load_total(block, head_, x_.gamma);
+        for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
+      }
+    }
+    return store(state(), all_updates(n + 1), page, seed);
   }
 
   /// The state behind page and n records, into scratch. False when it is not finite.
@@ -231,7 +258,7 @@ class Head {
     } else {
       load_records(block, n);
       if (window_.keeps_total()) window_.load_total(block, head_, x_.sum);
-      return expand(S, n) < kInfBits;
+      return kernel::update(S, K_, V_, all_updates(n), x_.S) < kInfBits;
     }
     return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
   }
@@ -360,7 +387,12 @@ class Head {
       b = x_.b;
     }
     if (state_ != nullptr || !codec_.read_two(head_, page_, a, b, x_.p, x_.r, x_.codec)) {
-      state_peak_ = kernel::read_two_and_peak(state(), K_, V_, a, b, x_.p, x_.r);
+      const float* const S = state();
+      if (S == x_.S) {
+        kernel::read_two(S, K_, V_, a, b, x_.p, x_.r);
+      } else {
+        state_peak_ = kernel::read_two_and_peak(S, K_, V_, a, b, x_.p, x_.r);
+      }
     }
     if constexpr (gate == Gate::kScalar) {
       for (int j = 0; j < V_; ++j) x_.p[j] *= x_.gamma[0];
@@ -376,16 +408,31 @@ class Head {
     return x_.w;
   }
 
-  /// X = Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch, into scratch. Returns the
-  /// peak of X.
-  std::int32_t expand(const float* S, int n) {
+  /// D S + k u^T.
+  kernel::Update one_update(const Token& token, const float* u) {
+    kernel::exp_all(token.g, gate_width(), x_.gamma);
+    return {x_.gamma, kStride, 1, write_key(token.k), K_, u};
+  }
+
+  /// Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch.
+  kernel::Update all_updates(int n) {
     decay_keys(n, nullptr);
     for (int m = 0; m < n; ++m) {
       float* key = x_.keys + std::int64_t{m} * K_;
       const float* written = write_key(key);
       if (written != key) std::copy_n(written, K_, key);
     }
-    return kernel::update(S, K_, V_, x_.gamma, kStride, n, x_.keys, x_.values, x_.S);
+    return {x_.gamma, kStride, n, x_.keys, K_, x_.values};
+  }
+
+  /// Packs the updated S: a few rows at a time where the codec takes them so, else out of scratch.
+  /// False when it is not finite.
+  bool store(const float* S, const kernel::Update& by, std::uint8_t* page, std::uint64_t seed) {
+    UpdatedRows rows(S, V_, by, x_.rows);
+    if (codec_.encode_rows(head_, rows, page, x_.codec)) return rows.peak() < kInfBits;
+    if (kernel::update(S, K_, V_, by, x_.S) >= kInfBits) return false;
+    encode(page, seed);
+    return true;
   }
 
   /// One step of the delta rule with record m in scratch (mode V), from S into scratch.
@@ -401,7 +448,7 @@ class Head {
     state_ = S;
     read_page(k, k);
     for (int j = 0; j < V_; ++j) x_.u[j] = x_.betas[m] * (v[j] - x_.p[j]);
-    kernel::update(S, K_, V_, x_.gamma, kStride, 1, write_key(k), x_.u, x_.S);
+    kernel::update(S, K_, V_, {x_.gamma, kStride, 1, write_key(k), K_, x_.u}, x_.S);
   }
 
   const float* replay(const float* S, const std::uint8_t* block, int n) {
@@ -420,7 +467,7 @@ class Head {
   Scratch& x_;
   const std::uint8_t* page_ = nullptr;  // what read() reads
   const float* state_ = nullptr;        // its state as f32, where that exists
-  std::int32_t state_peak_ = 0;         // of state_, once read
+  std::int32_t state_peak_ = 0;         // of a state that lies in the page, once read
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -491,7 +538,7 @@ Status claim_slots(Workspace& space, std::int64_t n_slots) {
 /// Rows of one wave: enough heads to keep every thread busy between two barriers, few enough that
 /// staged pages stay small beside the pool.
 std::int64_t wave_rows(const LayerState& state, const ThreadPool& threads) {
-  constexpr std::int64_t kHeadsPerThread = 64;
+  constexpr std::int64_t kHeadsPerThread = 256;
   return std::max<std::int64_t>(
       1, kHeadsPerThread * threads.n_threads() / state.layer->shape.n_value_heads);
 }
@@ -564,9 +611,9 @@ void compute_head(const LayerState& state, const StepInput& input, Row& row, int
   const bool decode = state.scheme->period == 1;  // every step rewrites the state: it is needed
   bool finite = arithmetic.read(page, block, row.fill, token, decode, u, o);
   if (finite && row.due) {
-    finite = state.scheme->period > 1 ? arithmetic.rebuild(block, row.fill, token, u)
-                                      : arithmetic.update(token, u);
-    if (finite) arithmetic.encode(row.staged, row.seed);
+    finite = state.scheme->period > 1
+                 ? arithmetic.rebuild(block, row.fill, token, u, row.staged, row.seed)
+                 : arithmetic.rewrite(token, u, row.staged, row.seed);
   } else if (finite && works_in_place(state)) {
     finite = arithmetic.write_stays_finite(token, u);
   }
@@ -626,6 +673,20 @@ void settle(const LayerState& state, std::span<const Row> wave) {
   }
 }
 
+/// Asks memory for a share of what the next row will read first: its records, which lie too
+/// scattered for the machine's own prefetcher, and the start of its page.
+void prefetch_share(const LayerState& state, const Row& row, int head) {
+  const int HV = state.layer->shape.n_value_heads;
+  for (int m = head; m < row.fill; m += HV) {
+    state.layer->window.prefetch(window_of(state, row.read), m);
+  }
+  constexpr std::int64_t kStart = 4096, kLine = 64;  // kernels ask for what follows themselves
+  const std::uint8_t* const page = page_of(state, row.read);
+  for (std::int64_t e = kStart / kLine * head / HV; e < kStart / kLine * (head + 1) / HV; ++e) {
+    __builtin_prefetch(page + e * kLine);
+  }
+}
+
 template <Gate gate>
 void step_wave(const LayerState& state, const StepInput& input, std::span<Row> wave,
                ThreadPool& threads) {
@@ -645,21 +706,31 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
     write_head<gate>(state, input, row_at(i), static_cast<int>(head), u_of(i, head));
   };
 
+  const auto finish_row = [&](std::int64_t i) {
+    if (!in_place) return write_row(state, input, row_at(i), u_of(i, 0));
+    for (std::int64_t head = 0; head < HV; ++head) write(i, head);
+  };
   if (by_rows(wave.size(), threads)) {
-    threads.parallel_for(n_rows, [&](std::int64_t i, int) {
-      if (row_at(i).due) stage_pages(state, wave.subspan(static_cast<std::size_t>(i), 1));
-      for (std::int64_t head = 0; head < HV; ++head) compute(i, head);
-      if (!in_place) return write_row(state, input, row_at(i), u_of(i, 0));
-      for (std::int64_t head = 0; head < HV; ++head) write(i, head);
-    });
+    constexpr std::int64_t kRowsPerTask = 4;
+    const auto run_rows = [&](std::int64_t task, int) {
+      const std::int64_t end = std::min(n_rows, (task + 1) * kRowsPerTask);
+      for (std::int64_t i = task * kRowsPerTask; i < end; ++i) {
+        if (row_at(i).due) stage_pages(state, wave.subspan(static_cast<std::size_t>(i), 1));
+        for (std::int64_t head = 0; head < HV; ++head) {
+          if (i + 1 < end) prefetch_share(state, row_at(i + 1), static_cast<int>(head));
+          compute(i, head);
+        }
+        finish_row(i);
+      }
+    };
+    threads.parallel_for((n_rows + kRowsPerTask - 1) / kRowsPerTask, run_rows);
   } else {
     stage_pages(state, wave);
     threads.parallel_for(n_rows * HV, [&](std::int64_t i, int) { compute(i / HV, i % HV); });
     if (in_place) {
       threads.parallel_for(n_rows * HV, [&](std::int64_t i, int) { write(i / HV, i % HV); });
     } else {
-      threads.parallel_for(
-          n_rows, [&](std::int64_t i, int) { write_row(state, input, row_at(i), u_of(i, 0)); });
+      threads.parallel_for(n_rows, [&](std::int64_t i, int) { finish_row(i); });
     }
   }
   settle(state, wave);

@@ -308,6 +308,16 @@ void WindowLayout::load_total(const std::uint8_t* block, int value_head, float* 
               4 * static_cast<std::size_t>(shape_.K));
 }
 
+void WindowLayout::prefetch(const std::uint8_t* block, int m) const {
+  constexpr std::int64_t kLine = 64;
+  const auto ask = [](const std::uint8_t* at, std::int64_t n_bytes) {
+    for (std::int64_t e = 0; e < n_bytes + kLine - 1; e += kLine) __builtin_prefetch(at + e);
+  };
+  ask(block + key_at(m, 0), key_bytes_ * shape_.n_key_heads);
+  ask(block + value_at(m, 0), value_bytes_ * shape_.n_value_heads);
+  ask(block + gate_at(m, 0), gate_bytes_ * shape_.n_value_heads);
+}
+
 float WindowLayout::load_beta(const std::uint8_t* block, int m, int value_head) const {
   float beta = 0;
   if (beta_bytes_ == 4) std::memcpy(&beta, block + beta_at(m, value_head), 4);

@@ -84,6 +84,8 @@ class WindowLayout {
   /// Where keeps_total(): the sum of the exact g [gate_width] of all records stored so far.
   void load_total(const std::uint8_t* block, int value_head, float* total) const;
   float load_beta(const std::uint8_t* block, int m, int value_head) const;
+  /// Asks memory for record m of all heads, which a reader will soon want.
+  void prefetch(const std::uint8_t* block, int m) const;
 
  private:
   std::int64_t key_at(int m, int key_head) const;

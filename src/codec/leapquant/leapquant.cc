@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "codec/leapquant/fit.hpp"
+#include "codec/leapquant/head_fit.hpp"
 #include "codec/options.hpp"
 #include "codec/pack.hpp"
 #include "codec/packed_read.hpp"
@@ -24,6 +25,7 @@ static_assert(std::endian::native == std::endian::little, "checkpoints hold litt
 constexpr std::int64_t kSection = 128;  // bytes to which sections are aligned
 constexpr float kMinScaleF32 = 1e-12f;
 constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr int kFitRows = 16;    // whose residual stays in the first-level cache
 constexpr int kClipSteps = 10;  // factors 1, 0.95, ..., 0.5
 
 constexpr std::int64_t to_section(std::int64_t n) {
@@ -35,6 +37,9 @@ constexpr std::int64_t to_section(std::int64_t n) {
 struct LeapquantCodec::Arrays {
   float* y;             // [K][V] residual over s_k
   float* row;           // [V]
+  float* residual;      // [kFitRows][V]
+  float* sums;          // [kFitRows]
+  float* one_over;      // [kFitRows]
   float* packed;        // [4][K] vectors of a read
   float* key;           // [rank][K]
   float* value;         // [rank][V]
@@ -54,6 +59,9 @@ struct LeapquantCodec::Arrays {
     const std::int64_t K = codec.shape_.K, V = codec.shape_.V, rank = codec.settings_.rank;
     take(y, K * V);
     take(row, V);
+    take(residual, kFitRows * V);
+    take(sums, kFitRows);
+    take(one_over, kFitRows);
     take(packed, 4 * K);
     take(key, rank * K);
     take(value, rank * V);
@@ -104,12 +112,11 @@ std::size_t LeapquantCodec::scratch_bytes() const {
   return size.n_bytes();
 }
 
-// The codes of a column are one run, padded to whole bytes; where they fill bytes, so do all
-// columns.
+// From and to value-major codes a byte each, a.zt. The codes of a column are one run, padded to
+// whole bytes; where they fill bytes, so do all columns.
 void LeapquantCodec::pack(const Arrays& a, std::uint8_t* checkpoint) const {
   const std::int64_t K = shape_.K, V = shape_.V;
   const int bits = settings_.bits;
-  transpose_bytes(a.z, V, K, V, a.zt, K);
   const std::int64_t n_runs = K % 4 == 0 ? 1 : V;
   const std::int64_t n = K * V / n_runs;
   std::uint8_t* codes = checkpoint + layout_.codes;
@@ -142,7 +149,6 @@ void LeapquantCodec::unpack(const std::uint8_t* checkpoint, const Arrays& a) con
                     reinterpret_cast<std::int8_t*>(z));
     }
   }
-  transpose_bytes(a.zt, K, V, K, a.z, V);
 }
 
 // Clamps scales to what the format holds and stores them; `scales` becomes what was stored.
@@ -195,14 +201,17 @@ void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page, std::u
 
   // A1 = orth(S Q0),  Qv = orth(S^T A1);  again for more rounds
   // U  = S Qv,  Ktil = fp16(U),  Util = fp16(Qv)
+  const auto times = whole_runs() ? leapquant::times_head : leapquant::times;
+  const auto transposed_times =
+      whole_runs() ? leapquant::transposed_times_head : leapquant::transposed_times;
   std::copy(start_.begin(), start_.end(), a.value);
   for (int round = 0; round < settings_.rounds; ++round) {
-    leapquant::times(X, K, V, a.value, rank, a.key);
+    times(X, K, V, a.value, rank, a.key);
     leapquant::orthonormalise(a.key, K, rank);
-    leapquant::transposed_times(X, K, V, a.key, rank, a.value);
+    transposed_times(X, K, V, a.key, rank, a.value);
     leapquant::orthonormalise(a.value, V, rank);
   }
-  leapquant::times(X, K, V, a.value, rank, a.key);
+  times(X, K, V, a.value, rank, a.key);
   std::uint8_t* to = checkpoint + layout_.compensators;
   for (int p = 0; p < rank; ++p, to += 2 * (K + V)) {
     leapquant::round_to_halves(a.key + p * K, K, a.half);
@@ -211,18 +220,9 @@ void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page, std::u
     std::memcpy(to + 2 * K, a.half, static_cast<std::size_t>(2 * V));
   }
 
-  // E = S - Ktil Util^T,  s_k[c] = sqrt(mean_v |E[c,v]|),  s_v[v] = max_c |E[c,v]| / s_k[c]
-  std::fill_n(a.s_v, V, 0.0f);
-  for (std::int64_t c = 0; c < K; ++c) {
-    leapquant::residual_row(X + c * V, V, a.key + c, K, a.value, rank, a.row);
-    const float mean = sum_of_magnitudes(a.row, V) / static_cast<float>(V);
-    if (!(mean <= kLargest)) {
-      std::memset(checkpoint, 0, static_cast<std::size_t>(layout_.n_bytes));
-      return;
-    }
-    a.s_k[c] = std::sqrt(mean);
-    round_scales(a.s_k + c, 1);
-    leapquant::smooth_row(a.row, V, a.s_k[c], a.y + c * V, a.s_v);
+  if (!smooth(X, a)) {
+    std::memset(checkpoint, 0, static_cast<std::size_t>(layout_.n_bytes));
+    return;
   }
   round_scales(a.s_v, V);
   if (settings_.clip) shrink_column_scales(a, qmax);
@@ -231,10 +231,54 @@ void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page, std::u
 
   // Z[v][c] = clamp( rint( qmax E[c,v] / (s_k[c] s_v[v]) ), -qmax, qmax )
   for (std::int64_t v = 0; v < V; ++v) a.inverse[v] = qmax / a.s_v[v];
+  if (whole_runs()) {
+    std::uint8_t* const z = settings_.bits == 8 ? checkpoint + layout_.codes : a.zt;
+    leapquant::encode_columns(a.y, shape_.K, shape_.V, a.inverse, qmax, z);
+    if (settings_.bits != 8) pack(a, checkpoint);
+    return;
+  }
   for (std::int64_t c = 0; c < K; ++c) {
     leapquant::encode_row(a.y + c * V, a.inverse, V, qmax, a.z + c * V);
   }
+  transpose_bytes(a.z, V, K, V, a.zt, K);
   pack(a, checkpoint);
+}
+
+// Whether the loops that take whole runs of rows and columns do.
+bool LeapquantCodec::whole_runs() const {
+  return shape_.K % kRunLength == 0 && shape_.V % kRunLength == 0;
+}
+
+// E = S - Ktil Util^T,  s_k[c] = sqrt(mean_v |E[c,v]|),  y = E / s_k,  s_v[v] = max_c |y[c,v]|.
+// False when a mean is not finite.
+bool LeapquantCodec::smooth(const float* X, const Arrays& a) const {
+  const std::int64_t K = shape_.K, V = shape_.V;
+  const int rank = settings_.rank, n_columns = shape_.V;
+  std::fill_n(a.s_v, V, 0.0f);
+  const int n_rows = whole_runs() ? kFitRows : 1;
+  for (std::int64_t c = 0; c < K; c += n_rows) {
+    float* const s_k = a.s_k + c;
+    if (n_rows > 1) {
+      leapquant::residual_rows(X + c * V, n_rows, n_columns, a.key + c, shape_.K, a.value, rank,
+                               a.residual, a.sums);
+    } else {
+      leapquant::residual_row(X + c * V, V, a.key + c, K, a.value, rank, a.residual);
+      a.sums[0] = sum_of_magnitudes(a.residual, V);
+    }
+    for (int i = 0; i < n_rows; ++i) {
+      const float mean = a.sums[i] / static_cast<float>(V);
+      if (!(mean <= kLargest)) return false;
+      s_k[i] = std::sqrt(mean);
+      round_scales(s_k + i, 1);
+      a.one_over[i] = 1.0f / s_k[i];
+    }
+    if (n_rows > 1) {
+      leapquant::smooth_rows(a.residual, n_rows, n_columns, s_k, a.one_over, a.y + c * V, a.s_v);
+    } else {
+      leapquant::smooth_row(a.residual, V, s_k[0], a.y + c * V, a.s_v);
+    }
+  }
+  return true;
 }
 
 // Takes for each column the factor of 1, 0.95, ..., 0.5 with the least squared error, the larger
@@ -273,11 +317,18 @@ void LeapquantCodec::decode(int head, const std::uint8_t* page, float* X,
   const float qmax = static_cast<float>((1 << (settings_.bits - 1)) - 1);
   const Arrays a(*this, scratch);
   const std::uint8_t* const checkpoint = page + head * layout_.n_bytes;
-  unpack(checkpoint, a);
   read_factors(checkpoint, a);
   read_scales(checkpoint + layout_.row_scales, K, a.half, a.s_k);
   read_scales(checkpoint + layout_.column_scales, V, a.half, a.s_v);
   for (std::int64_t v = 0; v < V; ++v) a.step[v] = a.s_v[v] / qmax;
+  const bool bytes = settings_.bits == 8;
+  if (!bytes || !whole_runs()) unpack(checkpoint, a);
+  if (whole_runs()) {
+    leapquant::restore_rows(bytes ? checkpoint + layout_.codes : a.zt, shape_.K, shape_.V, 0,
+                            shape_.K, a.s_k, a.step, a.key, a.value, settings_.rank, X);
+    return;
+  }
+  transpose_bytes(a.zt, K, V, K, a.z, V);
   for (std::int64_t c = 0; c < K; ++c) {
     leapquant::restore_row(a.z + c * V, a.s_k[c], a.step, V, a.key + c, K, a.value, settings_.rank,
                            X + c * V);
@@ -349,6 +400,7 @@ LeapquantCodec::Dump LeapquantCodec::dump(int head,
   const Arrays a(*this, CodecScratch{bytes});
   const std::uint8_t* const checkpoint = page + head * layout_.n_bytes;
   unpack(checkpoint, a);
+  transpose_bytes(a.zt, K, V, K, a.z, V);
   read_factors(checkpoint, a);
   read_scales(checkpoint + layout_.row_scales, K, a.half, a.s_k);
   read_scales(checkpoint + layout_.column_scales, V, a.half, a.s_v);

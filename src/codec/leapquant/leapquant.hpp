@@ -71,6 +71,8 @@ class LeapquantCodec final : public LayerCodec {
 
  private:
   struct Arrays;
+  bool whole_runs() const;
+  bool smooth(const float* X, const Arrays& a) const;
   void pack(const Arrays& a, std::uint8_t* checkpoint) const;
   void unpack(const std::uint8_t* checkpoint, const Arrays& a) const;
   void round_scales(float* scales, std::int64_t n) const;

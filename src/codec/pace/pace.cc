@@ -187,10 +187,16 @@ class PaceCodec final : public LayerCodec {
     columns.K = shape_.K;
     columns.V = shape_.V;
     columns.group = group_;
+    const std::uint8_t* const scales = columns.first + packed_bytes(K, at.bits);
+    if (!affine_) {
+      columns.scales = scales;
+      read_columns(columns, a, b, work.vectors, p, r);
+      return true;
+    }
     float* const sum_p = work.sums;
     float* const sum_r = sum_p + n_groups_ * V;
     read_columns(columns, a, b, work.vectors, sum_p, sum_r);
-    read_scales(at, page + at.offset + packed_bytes(K, at.bits), work);
+    read_scales(at, scales, work);
     std::fill_n(p, V, 0.0f);
     std::fill_n(r, V, 0.0f);
     for (int g = 0; g < n_groups_; ++g) {
@@ -280,7 +286,6 @@ class PaceCodec final : public LayerCodec {
   // `in`: behind the codes of the first column.
   void read_scales(const Head& head, const std::uint8_t* in, const Work& work) const {
     const std::int64_t V = shape_.V, stride = column_bytes(head.bits);
-    if (!affine_) std::fill_n(work.zero, n_groups_ * V, std::uint8_t{0});
     for (std::int64_t j = 0; j < V; ++j, in += stride) {
       for (int g = 0; g < n_groups_; ++g) std::memcpy(work.stored + g * V + j, in + 2 * g, 2);
       if (affine_) {

@@ -62,6 +62,16 @@ SP_CLONES void accumulate_signed(const float* __restrict y, const float* __restr
   }
 }
 
+SP_CLONES void fit_column_scales(const float* __restrict num, const float* __restrict den,
+                                 std::int64_t n, std::uint16_t* __restrict half,
+                                 float* __restrict c) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    const float fitted = num[j] / den[j];  // 0 / 0 in a column of zeros is thrown away
+    half[j] = encode_scale(den[j] > 0 ? fitted : c[j]);
+    c[j] = f16_to_f32(half[j]);
+  }
+}
+
 SP_CLONES void encode(const float* __restrict y, const float* __restrict c, std::int64_t n, float Q,
                       std::uint8_t* __restrict u) {
   const auto offset = static_cast<std::uint8_t>(Q);

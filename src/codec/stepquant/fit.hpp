@@ -21,6 +21,10 @@ void accumulate(const float* y, const float* c0, std::int64_t n, float Q, float 
 void accumulate_signed(const float* y, const float* c0, std::int64_t n, float weight, float* num,
                        float* den);
 
+/// Step 5: c_j = den_j > 0 ? h16(num_j / den_j) : c_j, and its halves.
+void fit_column_scales(const float* num, const float* den, std::int64_t n, std::uint16_t* half,
+                       float* c);
+
 /// Step 6: the unsigned code u = enc(y / c) + Q of each value.
 void encode(const float* y, const float* c, std::int64_t n, float Q, std::uint8_t* u);
 /// The same for the levels -3, -1, 1, 3: u = (z + 3) / 2.

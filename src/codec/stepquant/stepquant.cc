@@ -60,7 +60,17 @@ RunCodes run_codes(int bits) {
   }
 }
 
-constexpr int kFitRows = 16;  // whose X stays in the first-level cache between steps 1 and 2
+constexpr int kFitRows = RowSource::kMaxRows;  // between whose steps 1 and 2 X stays in the cache
+
+class DenseRows final : public RowSource {
+ public:
+  DenseRows(const float* X, int V) : X_(X), V_(V) {}
+  const float* rows(int begin, int /*n*/) override { return X_ + std::int64_t{begin} * V_; }
+
+ private:
+  const float* X_;
+  int V_;
+};
 
 constexpr std::int64_t kRunSlack = 8;  // to fill a run: at most 3 codes of 6 bits
 
@@ -115,9 +125,8 @@ struct StepquantCodec::Arrays {
   std::uint8_t* run;    // all runs of a row
   std::uint16_t* half;  // [V], or the row scales of a head that is read
   std::uint16_t* rows;  // [row scales of a head] as stored
-  float* sums;          // of a few rows: [n][groups], and so are
-  float* weight;        // the rows' weights
-  float* inverse;       // and 1 / r
+  float* sums;          // of a few rows: [n][groups], and so
+  float* inverse;       // 1 / r
 
   // `take` hands out an array of so many values, or counts it.
   template <class Take>
@@ -135,7 +144,6 @@ struct StepquantCodec::Arrays {
     take(half, std::max(V, n_row_scales));
     take(rows, n_row_scales);
     take(sums, kFitRows * n_row_scales / K);
-    take(weight, kFitRows * n_row_scales / K);
     take(inverse, kFitRows * n_row_scales / K);
   }
   Arrays(const StepquantCodec& codec, CodecScratch scratch)
@@ -175,6 +183,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
   for (int h = 0; h < HV; ++h) {
     Head& head = codec->heads_[static_cast<std::size_t>(h)];
     head.codes = cursor;
+    head.first_weight = static_cast<std::int64_t>(codec->scale_weights_.size());
     std::int64_t tile_bytes = 0, last_bytes = 0, held_bytes = 0;
     for (int i = 0; i < K; ++i) {
       const std::size_t at =
@@ -207,6 +216,8 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
       } else {
         row.scale = head.n_row_scales;
         head.n_row_scales += codec->groups(h);
+        codec->scale_weights_.insert(codec->scale_weights_.end(),
+                                     static_cast<std::size_t>(codec->groups(h)), row.weight);
       }
       row.offset = static_cast<std::int32_t>(tile_bytes);
       row.last_offset = static_cast<std::int32_t>(last_bytes);
@@ -294,7 +305,8 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
     std::memset(page + head.codes, 0, static_cast<std::size_t>(head.code_bytes));
   }
 
-  if (whole_tiles(h) && encode_tiles(h, X, page, a)) return;
+  DenseRows dense(X, V);
+  if (whole_tiles(h) && encode_tiles(h, dense, page, a)) return;
 
   const int n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;  // columns that share a row scale
@@ -359,7 +371,8 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
       }
     });
   }
-  fit_columns(a);
+  //    c_j = den_j > 0 ? h16( num_j / den_j ) : c0_j
+  stepquant::fit_column_scales(a.num, a.den, V, a.half, a.c);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
 
   // 6  z_ij = enc(Y_ij / c_j)
@@ -378,15 +391,6 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint
   }
 }
 
-// c_j = den_j > 0 ? h16( num_j / den_j ) : c0_j
-void StepquantCodec::fit_columns(const Arrays& a) const {
-  for (int j = 0; j < shape_.V; ++j) {
-    const float c = a.den[j] > 0 ? a.num[j] / a.den[j] : a.c[j];
-    a.half[j] = encode_scale(c);
-    a.c[j] = f16_to_f32(a.half[j]);
-  }
-}
-
 // Whether a head is made of runs of 16 columns that share a row scale.
 bool StepquantCodec::whole_tiles(int h) const {
   const int width = groups(h) == 1 ? shape_.V : group_;
@@ -394,48 +398,43 @@ bool StepquantCodec::whole_tiles(int h) const {
          last_tile_ == 0 && width % kRunLength == 0;
 }
 
+bool StepquantCodec::encode_rows(int h, RowSource& X, std::uint8_t* page,
+                                 CodecScratch scratch) const {
+  return whole_tiles(h) && encode_tiles(h, X, page, Arrays(*this, scratch));
+}
+
 // encode() a head at a time. False where only encode() itself knows what to do: pivots, values that
 // are not finite, and tiny ones at 2 bits.
-bool StepquantCodec::encode_tiles(int h, const float* X, std::uint8_t* page,
-                                  const Arrays& a) const {
+bool StepquantCodec::encode_tiles(int h, RowSource& X, std::uint8_t* page, const Arrays& a) const {
   const int K = shape_.K, V = shape_.V, n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;
   const Head& head = heads_[static_cast<std::size_t>(h)];
   const int bits = head.uniform_bits;
   if (bits == kPivotBits || V % width != 0) return false;
 
-  float* const peak = a.peak;
-  std::fill_n(peak, V, 0.0f);
+  // One weight a row scale, as in the plan.
+  const float* const weight = scale_weights_.data() + head.first_weight;
+  std::fill_n(a.peak, V, 0.0f);
   for (int begin = 0; begin < K; begin += kFitRows) {
-    const int n_rows = std::min(kFitRows, K - begin), n = n_rows * n_groups;
-    const float* const x = X + std::int64_t{begin} * V;
-    float* const r = a.r + std::int64_t{begin} * n_groups;
+    const int n_rows = std::min(kFitRows, K - begin), n = n_rows * n_groups, at = begin * n_groups;
+    const float* const x = X.rows(begin, n_rows);
+    float* const y = a.y + std::int64_t{begin} * V;
     stepquant::row_sums(x, n_rows, V, width, a.sums);
-    for (int i = 0, e = 0; i < n_rows; ++i) {
-      for (int g = 0; g < n_groups; ++g, ++e) {
-        if (!(a.sums[e] <= std::numeric_limits<float>::max())) return false;
-        a.weight[e] = row(h, begin + i).weight;
-      }
-    }
-    stepquant::row_scales(a.sums, a.weight, n, static_cast<float>(width),
-                          a.rows + std::int64_t{begin} * n_groups, r, a.inverse);
-    if (!stepquant::normalise_rows(x, r, a.inverse, n_rows, V, width, a.y + std::int64_t{begin} * V,
-                                   peak) &&
-        head.signed_magnitude) {
+    if (!(peak_of(a.sums, n) <= std::numeric_limits<float>::max())) return false;
+    stepquant::row_scales(a.sums, weight + at, n, static_cast<float>(width), a.rows + at, a.r + at,
+                          a.inverse);
+    if (!head.signed_magnitude) {
+      stepquant::normalise_rows(x, a.r + at, a.inverse, n_rows, V, y, a.peak);
+    } else if (!stepquant::normalise_groups(x, a.r + at, a.inverse, n_rows, V, width, y, a.peak)) {
       return false;
     }
   }
-  const float Q = peak_code(bits);
-  for (int j = 0; j < V; ++j) a.c[j] = h16(peak[j] / (head.signed_magnitude ? 3.0f : Q));
-  for (int i = 0, e = 0; i < K; ++i) {  // r becomes the weight of the fit
-    for (int g = 0; g < n_groups; ++g, ++e) {
-      const float wr = row(h, i).weight * a.r[e];
-      a.r[e] = wr * wr;
-    }
-  }
+  const float Q = head.signed_magnitude ? 3.0f : peak_code(bits);
+  stepquant::first_column_scales(a.peak, V, Q, a.c);
+  stepquant::squared_weights(weight, a.r, K * n_groups, a.r);
   stepquant::accumulate_columns(a.y, a.c, a.r, K, V, width, head.signed_magnitude ? 0 : Q, a.num,
                                 a.den);
-  fit_columns(a);
+  stepquant::fit_column_scales(a.num, a.den, V, a.half, a.c);
   std::memcpy(page + head.rows, a.rows, static_cast<std::size_t>(2 * head.n_row_scales));
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
   stepquant::encode_tiles(a.y, a.c, K, V, bits, page + head.codes, head.stride);

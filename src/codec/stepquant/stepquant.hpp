@@ -45,6 +45,7 @@ class StepquantCodec final : public LayerCodec {
   std::size_t scratch_bytes() const override;
   void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
               CodecScratch scratch) const override;
+  bool encode_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
   /// Where tiles are whole runs: a scalar gate, V and (at 2 bits) groups multiples of 16.
   bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
@@ -84,6 +85,7 @@ class StepquantCodec final : public LayerCodec {
     std::int64_t stride = 0;                        // bytes of a full tile
     std::int64_t code_bytes = 0;                    // of all tiles
     std::int64_t n_row_scales = 0;
+    std::int64_t first_weight = 0;  // in scale_weights_
     bool signed_magnitude = false;  // 2-bit scalar gate
     bool padded = false;            // some bytes of the tiles belong to no run
     int uniform_bits = 0;           // of all rows with a scalar gate, else 0
@@ -92,8 +94,7 @@ class StepquantCodec final : public LayerCodec {
 
   bool whole_tiles(int head) const;
   CodeTiles tiles(int head, const std::uint8_t* page, int begin, int n) const;
-  bool encode_tiles(int head, const float* X, std::uint8_t* page, const Arrays& a) const;
-  void fit_columns(const Arrays& a) const;
+  bool encode_tiles(int head, RowSource& X, std::uint8_t* page, const Arrays& a) const;
 
   StepquantCodec() = default;
   const Row& row(int head, int i) const {
@@ -110,7 +111,8 @@ class StepquantCodec final : public LayerCodec {
   int last_tile_ = 0;  // columns of the shorter last tile, 0 when T divides V
   int group_ = 0;      // columns of a group
   std::vector<Head> heads_;
-  std::vector<Row> rows_;  // [HV][K]
+  std::vector<Row> rows_;             // [HV][K]
+  std::vector<float> scale_weights_;  // the row's weight for each row scale, head-major
   PayloadBytes payload_;
 };
 

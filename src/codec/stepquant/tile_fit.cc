@@ -11,6 +11,7 @@
 // foreach_target.h comes first.
 #include <hwy/highway.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -65,8 +66,9 @@ struct Groups {
   }
 };
 
-bool normalise_rows_kernel(const float* X, const float* r, const float* inverse, int n_rows, int V_,
-                           int width, float* y, float* peak) {
+template <bool kFindTiny>
+HWY_INLINE bool normalise(const float* X, const float* r, const float* inverse, int n_rows, int V_,
+                          int width, float* y, float* peak) {
   const D d;
   const DU du;
   const int n_groups = (V_ + width - 1) / width;
@@ -91,7 +93,9 @@ bool normalise_rows_kernel(const float* X, const float* r, const float* inverse,
           const V quotient = divide_by_half(x, scale, one_over);
           hn::StoreU(quotient, d, y + e);
           top[c][h] = hn::Max(top[c][h], hn::Abs(quotient));
-          smallest = hn::Min(smallest, hn::Sub(hn::BitCast(du, hn::Abs(x)), hn::Set(du, 1)));
+          if constexpr (kFindTiny) {
+            smallest = hn::Min(smallest, hn::Sub(hn::BitCast(du, hn::Abs(x)), hn::Set(du, 1)));
+          }
         }
       }
     }
@@ -104,6 +108,16 @@ bool normalise_rows_kernel(const float* X, const float* r, const float* inverse,
   for_runs<kBlockRuns>(V_, block);
   constexpr std::uint32_t kTiny = (127 - 100) << 23;  // 2^-100
   return hn::AllFalse(du, hn::Lt(smallest, hn::Set(du, kTiny - 1)));
+}
+
+void normalise_rows_kernel(const float* X, const float* r, const float* inverse, int n_rows, int V_,
+                           float* y, float* peak) {
+  normalise<false>(X, r, inverse, n_rows, V_, V_, y, peak);
+}
+
+bool normalise_groups_kernel(const float* X, const float* r, const float* inverse, int n_rows,
+                             int V_, int width, float* y, float* peak) {
+  return normalise<true>(X, r, inverse, n_rows, V_, width, y, peak);
 }
 
 template <bool kSigned>
@@ -163,6 +177,27 @@ void accumulate_columns_kernel(const float* y, const float* c0, const float* wei
   accumulate<false>(y, c0, weight, K, V_, width, Q, num, den);
 }
 
+#if HWY_TARGET == HWY_AVX3
+// The first kBytes bytes of each word of a block, one behind the other.
+template <int kBytes>
+constexpr std::array<std::uint8_t, 16> quad_bytes() {
+  std::array<std::uint8_t, 16> order{};
+  for (int e = 0; e < 4 * kBytes; ++e) {
+    order[static_cast<std::size_t>(e)] = static_cast<std::uint8_t>(4 * (e / kBytes) + e % kBytes);
+  }
+  return order;
+}
+// The first kWords words of each block, one behind the other.
+template <int kWords>
+constexpr std::array<std::int32_t, 16> run_words() {
+  std::array<std::int32_t, 16> order{};
+  for (int e = 0; e < 4 * kWords; ++e) {
+    order[static_cast<std::size_t>(e)] = 4 * (e / kWords) + e % kWords;
+  }
+  return order;
+}
+#endif
+
 // The low bytes of the words of four rows of a run, packed to kBits each: 4 runs of 2 kBits bytes.
 template <int kBits>
 HWY_INLINE void pack_rows(const hn::Vec<DU> (&rows)[4][kParts], std::uint32_t offset,
@@ -186,7 +221,9 @@ HWY_INLINE void pack_rows(const hn::Vec<DU> (&rows)[4][kParts], std::uint32_t of
                                                               2, 6, 10, 14, 3, 7, 11, 15};
   const auto transpose = hn::LoadDup128(d8, kTranspose);
   const auto add = hn::Set(d8, static_cast<std::uint8_t>(offset));
+#if HWY_TARGET != HWY_AVX3
   HWY_ALIGN std::uint32_t words[4][4];  // [row][columns 4 q .. 4 q + 3]
+#endif
   for (int h = 0; h < kParts; ++h) {
     // Byte r of a word from row r; then, in blocks of four words, byte and word change places.
     auto word = hn::And(rows[0][h], low);
@@ -201,40 +238,53 @@ HWY_INLINE void pack_rows(const hn::Vec<DU> (&rows)[4][kParts], std::uint32_t of
       quad = hn::OrAnd(hn::And(quad, hn::Set(du, 0xffff)), hn::ShiftRight<16 - 2 * kBits>(quad),
                        hn::Set(du, 0xffffU << (2 * kBits)));
     }
-    if constexpr (kLanes == 16) {  // quads of a row side by side
-      alignas(64) static constexpr std::int32_t kGather[16] = {0, 4, 8,  12, 1, 5, 9,  13,
-                                                               2, 6, 10, 14, 3, 7, 11, 15};
-      quad = hn::TableLookupLanes(quad, hn::SetTableIndices(du, kGather));
-      hn::Store(quad, du, &words[0][0]);
-    } else {
-      HWY_ALIGN std::uint32_t some[kLanes];
-      hn::Store(quad, du, some);
-      for (int l = 0; l < kLanes; ++l) words[l % 4][h * (kLanes / 4) + l / 4] = some[l];
+#if HWY_TARGET == HWY_AVX3
+    // Quads of a row side by side in a block, their bits at its bottom, blocks behind one another.
+    constexpr int kQuadBytes = kBits / 2, kRunWords = kBits / 2;
+    alignas(64) static constexpr std::int32_t kGather[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                             2, 6, 10, 14, 3, 7, 11, 15};
+    alignas(16) static constexpr auto kSqueeze = quad_bytes<kQuadBytes>();
+    alignas(64) static constexpr auto kJoin = run_words<kRunWords>();
+    quad = hn::TableLookupLanes(quad, hn::SetTableIndices(du, kGather));
+    if constexpr (kBits < 8) {
+      quad = hn::BitCast(
+          du, hn::TableLookupBytes(hn::BitCast(d8, quad), hn::LoadDup128(d8, kSqueeze.data())));
+      quad = hn::TableLookupLanes(quad, hn::SetTableIndices(du, kJoin.data()));
     }
-  }
-  for (int row = 0; row < 4; ++row) {
-    std::uint8_t* const run = to + 2 * kBits * row;
     if constexpr (kBits == 8) {
-      std::memcpy(run, words[row], 16);
+      hn::StoreU(quad, du, reinterpret_cast<std::uint32_t*>(to));
     } else {
-      std::uint64_t bits[2];
-      std::memcpy(bits, words[row], 16);
-      constexpr int kHalf = 4 * kBits;  // two quads
-      const auto join = [](std::uint64_t two) {
-        return (two & 0xffffffffU) | (two >> 32 << kHalf);
-      };
-      const std::uint64_t first = join(bits[0]), second = join(bits[1]);
+      const hn::Half<DU> du8;
+      const hn::Half<decltype(du8)> du4;
+      if constexpr (kBits >= 4) {
+        hn::StoreU(hn::LowerHalf(du8, quad), du8, reinterpret_cast<std::uint32_t*>(to));
+      }
       if constexpr (kBits == 6) {
-        const std::uint64_t head = first | second << 48;
-        const std::uint32_t tail = static_cast<std::uint32_t>(second >> 16);
-        std::memcpy(run, &head, 8);
-        std::memcpy(run + 8, &tail, 4);
-      } else {
-        const std::uint64_t all = first | second << (2 * kHalf);
-        std::memcpy(run, &all, 2 * kBits);
+        hn::StoreU(hn::LowerHalf(du4, hn::UpperHalf(du8, quad)), du4,
+                   reinterpret_cast<std::uint32_t*>(to + 32));
+      }
+      if constexpr (kBits == 2) {
+        hn::StoreU(hn::LowerHalf(du4, hn::LowerHalf(du8, quad)), du4,
+                   reinterpret_cast<std::uint32_t*>(to));
       }
     }
   }
+#else
+    HWY_ALIGN std::uint32_t some[kLanes];
+    hn::Store(quad, du, some);
+    for (int l = 0; l < kLanes; ++l) words[l % 4][h * (kLanes / 4) + l / 4] = some[l];
+  }
+  for (int row = 0; row < 4; ++row) {
+    std::uint64_t run[2] = {};
+    for (int q = 0; q < 4; ++q) {
+      const std::uint64_t bits = words[row][q];
+      const int at = 4 * kBits * q;
+      run[at / 64] |= bits << at % 64;
+      if (at % 64 + 4 * kBits > 64) run[1] |= bits >> (64 - at % 64);
+    }
+    std::memcpy(to + 2 * kBits * row, run, 2 * kBits);
+  }
+#endif
 #endif
 }
 
@@ -309,6 +359,7 @@ namespace statepack::stepquant {
 
 HWY_EXPORT(row_sums_kernel);
 HWY_EXPORT(normalise_rows_kernel);
+HWY_EXPORT(normalise_groups_kernel);
 HWY_EXPORT(accumulate_columns_kernel);
 HWY_EXPORT(encode_tiles_kernel);
 
@@ -316,7 +367,6 @@ void row_sums(const float* X, int n_rows, int V, int width, float* sums) {
   HWY_DYNAMIC_DISPATCH(row_sums_kernel)(X, n_rows, V, width, sums);
 }
 
-// Mean and root of n rows or groups at once.
 SP_CLONES void row_scales(const float* sums, const float* weight, int n, float n_columns,
                           std::uint16_t* stored, float* r, float* inverse) {
   for (int e = 0; e < n; ++e) {
@@ -329,9 +379,25 @@ SP_CLONES void row_scales(const float* sums, const float* weight, int n, float n
   }
 }
 
-bool normalise_rows(const float* X, const float* r, const float* inverse, int n_rows, int V,
-                    int width, float* y, float* peak) {
-  return HWY_DYNAMIC_DISPATCH(normalise_rows_kernel)(X, r, inverse, n_rows, V, width, y, peak);
+SP_CLONES void first_column_scales(const float* peak, int V, float Q, float* c0) {
+  for (int j = 0; j < V; ++j) c0[j] = h16(peak[j] / Q);
+}
+
+SP_CLONES void squared_weights(const float* weight, const float* r, int n, float* out) {
+  for (int e = 0; e < n; ++e) {
+    const float wr = weight[e] * r[e];
+    out[e] = wr * wr;
+  }
+}
+
+void normalise_rows(const float* X, const float* r, const float* inverse, int n_rows, int V,
+                    float* y, float* peak) {
+  HWY_DYNAMIC_DISPATCH(normalise_rows_kernel)(X, r, inverse, n_rows, V, y, peak);
+}
+
+bool normalise_groups(const float* X, const float* r, const float* inverse, int n_rows, int V,
+                      int width, float* y, float* peak) {
+  return HWY_DYNAMIC_DISPATCH(normalise_groups_kernel)(X, r, inverse, n_rows, V, width, y, peak);
 }
 
 void accumulate_columns(const float* y, const float* c0, const float* weight, int K, int V,

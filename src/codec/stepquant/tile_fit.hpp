@@ -18,11 +18,21 @@ void row_sums(const float* X, int n_rows, int V, int width, float* sums);
 void row_scales(const float* sums, const float* weight, int n, float n_columns,
                 std::uint16_t* stored, float* r, float* inverse);
 
-/// Step 2: y = x / r and peak_j = max(peak_j, |y_ij|), for r, inverse [n_rows][G]. Finite X. False
-/// when an x other than 0 is below 2^-100, whose quotient may differ from a division's in its last
-/// bit; with integer codes that changes nothing, with the levels -3, -1, 1, 3 it could.
-bool normalise_rows(const float* X, const float* r, const float* inverse, int n_rows, int V,
-                    int width, float* y, float* peak);
+/// Step 2: y = x / r and peak_j = max(peak_j, |y_ij|), for r, inverse [n_rows]. Finite X, integer
+/// codes.
+void normalise_rows(const float* X, const float* r, const float* inverse, int n_rows, int V,
+                    float* y, float* peak);
+/// The same for r, inverse [n_rows][G] and the levels -3, -1, 1, 3. False when an x other than 0 is
+/// below 2^-100, whose quotient may differ from a division's in its last bit: these levels could
+/// show it, integer codes cannot.
+bool normalise_groups(const float* X, const float* r, const float* inverse, int n_rows, int V,
+                      int width, float* y, float* peak);
+
+/// Step 3: c0_j = h16(peak_j / Q).
+void first_column_scales(const float* peak, int V, float Q, float* c0);
+
+/// out[e] = (weight[e] r[e])^2, the weights of step 5.
+void squared_weights(const float* weight, const float* r, int n, float* out);
 
 /// Steps 4 and 5 over Y [K][V]: weight [K][G], num and den [V]. `Q` 0: the levels -3, -1, 1, 3.
 void accumulate_columns(const float* y, const float* c0, const float* weight, int K, int V,
