@@ -57,7 +57,7 @@ SP_TILES inline Words odd_lanes(Words x, Words y) {
 }
 
 // Exchanges rows and columns of a 16x16 block: 4x4 blocks inside every 128 bits, then those blocks.
-SP_TILES void transpose(Words (&v)[16]) {
+[[gnu::always_inline]] SP_TILES inline void transpose(Words (&v)[16]) {
   Words a[16];
   for (int i = 0; i < 16; i += 4) {
     const Words low02 = zip_low(v[i], v[i + 2]), high02 = zip_high(v[i], v[i + 2]);
@@ -133,19 +133,27 @@ SP_TILES void multiply(const float* x, std::int64_t n_rows, const std::byte* con
   _tile_stored(3, sums + 3 * kTileFloats, x_stride);
 }
 
-// y[r][o] = sums[o][r] for n_rows rows and n_out outputs of one tile, sums [16][n_rows].
-SP_TILES void write_out(const float* sums, std::int64_t n_rows, std::int64_t n_out, float* y,
-                        std::int64_t y_stride) {
-  if (n_rows == 1) {
-    std::memcpy(y, sums, static_cast<std::size_t>(n_out) * sizeof(float));
-    return;
-  }
+[[gnu::always_inline]] SP_TILES inline void write_rows(const float* sums, std::int64_t n_rows,
+                                                       std::int64_t n_out, float* y,
+                                                       std::int64_t y_stride) {
   Words v[16];  // behind the rows of a narrow tile lies what nobody stores
   for (std::int64_t o = 0; o < 16; ++o) std::memcpy(&v[o], sums + o * n_rows, sizeof v[o]);
   transpose(v);
   const auto mask = static_cast<__mmask16>((1U << n_out) - 1U);
   for (std::int64_t r = 0; r < n_rows; ++r) {
     _mm512_mask_storeu_epi32(y + r * y_stride, mask, reinterpret_cast<__m512i>(v[r]));
+  }
+}
+
+// y[r][o] = sums[o][r] for n_rows rows and n_out outputs of one tile, sums [16][n_rows].
+SP_TILES void write_out(const float* sums, std::int64_t n_rows, std::int64_t n_out, float* y,
+                        std::int64_t y_stride) {
+  if (n_rows == 1) {
+    std::memcpy(y, sums, static_cast<std::size_t>(n_out) * sizeof(float));
+  } else if (n_rows == kGroup) {  // a known number of rows stays in registers
+    write_rows(sums, kGroup, n_out, y, y_stride);
+  } else {
+    write_rows(sums, n_rows, n_out, y, y_stride);
   }
 }
 
