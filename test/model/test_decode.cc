@@ -114,6 +114,22 @@ TEST(Decode, ABatchOf33EqualsEachAlone) {
   }
 }
 
+// The largest batch that is meant to run: rows are cut into several tasks everywhere.
+TEST(Decode, ABatchOf1024EqualsEachAlone) {
+  std::vector<int> all(1024);
+  for (int i = 0; i < 1024; ++i) all[std::size_t(i)] = i;
+  ThreadPool threads(2);
+  for (const char* name : {"next", "moe", "kimi"}) {
+    const auto model = testing::load(kTiny + name, threads);
+    const auto together = greedy(*model, "int8,period=4", all, 5, threads);
+    for (int sequence : {0, 255, 256, 600, 1023}) {
+      const Text one = greedy(*model, "int8,period=4", {sequence}, 5, threads)[0];
+      EXPECT_TRUE(same_bits(one.logits, together[std::size_t(sequence)].logits))
+          << name << " " << sequence;
+    }
+  }
+}
+
 TEST(Decode, PackedStatesDoNotCoupleRows) {
   for (const char* model : {"next", "kimi"}) {
     for (const char* scheme : {"int8", "bf16,period=4,records=bf16"}) {
