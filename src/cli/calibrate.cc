@@ -27,6 +27,7 @@ struct Options {
 // Plain text, or conversations (one JSON object with `messages` a line) through the chat template.
 Result<std::vector<std::int32_t>> encode_text(const Session& session, const std::string& path) {
   SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
+  SP_RETURN_IF_ERROR(check_text(path, content));
   if (!path.ends_with(".jsonl")) return session.tokenizer->encode(content, false);
   if (session.chat_template == nullptr) {
     return Status(Code::kInvalidArgument,
@@ -122,6 +123,7 @@ void add_calibrate(CLI::App& app, Command* command) {
       ->capture_default_str();
   sub->add_option("--seq-len", c.segment_tokens, "Tokens of a segment")->capture_default_str();
   sub->add_option("--seed", c.seed, "Seed of the segments' places and the snapshots' choice")
+      ->check(whole_number())
       ->capture_default_str();
   sub->add_option("--snapshots", c.n_snapshots, "States a layer that codecs are tried on")
       ->capture_default_str();

@@ -1,13 +1,16 @@
 #include "cli/command.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 
 #include "codec/codec.hpp"
+#include "model/utf8.hpp"
 #include "statepack/scheme.hpp"
 
 namespace statepack::cli {
@@ -66,6 +69,33 @@ std::string scheme_help() {
     }
   }
   return text;
+}
+
+CLI::Validator whole_number() {
+  return {[](std::string& text) -> std::string {
+            std::uint64_t value = 0;
+            const char* end = text.data() + text.size();
+            const auto [at, error] = std::from_chars(text.data(), end, value);
+            if (error == std::errc() && at == end) return "";
+            return "'" + text + "' is not a whole number from 0 to 18446744073709551615";
+          },
+          "UINT"};
+}
+
+Status check_text(std::string_view what, std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const Utf8Step step = decode_utf8(text.substr(at));
+    if (!step.valid) {
+      return {
+          Code::kInvalidArgument,
+          fmt::format("{} is not UTF-8 text: byte {} (0x{:02x}) does not belong there; convert it, "
+                      "with iconv say",
+                      what, at, static_cast<unsigned char>(text[at]))};
+    }
+    at += step.n_bytes;
+  }
+  return {};
 }
 
 std::string base_name(const std::string& path) {

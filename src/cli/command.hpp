@@ -66,6 +66,12 @@ Result<Session> open_session(const ModelOptions& options);
 /// "fp32", "int4,..." : the schemes' names for help texts.
 std::string scheme_help();
 
+/// Check of an option that counts from 0 in 64 bits: "-1" does not wrap around.
+CLI::Validator whole_number();
+/// Refuses text that no tokenizer has a meaning for. Errors: kInvalidArgument with `what` and the
+/// byte where UTF-8 breaks.
+Status check_text(std::string_view what, std::string_view text);
+
 /// Folder or file name without its path.
 std::string base_name(const std::string& path);
 /// ANSI colours, empty unless stdout is a terminal and NO_COLOR is not set.

@@ -35,6 +35,10 @@ double seconds_since(Clock::time_point start) {
 Result<std::string> read_stdin() {
   std::string text(std::istreambuf_iterator<char>(std::cin), {});
   if (interrupted()) return Status(Code::kInterrupted, "stopped on request");
+  if (text.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "standard input held no prompt; pipe one in, or use -p TEXT");
+  }
   return text;
 }
 
@@ -45,6 +49,10 @@ class Conversation {
     Conversation c;
     c.options_ = options;
     SP_RETURN_IF_ERROR(options.sampling.validate());
+    SP_RETURN_IF_ERROR(check_text("the system message", options.system));
+    for (const std::string& stop : options.sampling.stop) {
+      SP_RETURN_IF_ERROR(check_text("the stop text", stop));
+    }
     SP_ASSIGN_OR_RETURN(Session session, open_session(options.model));
     c.session_ = std::make_unique<Session>(std::move(session));
     if (c.session_->chat_template == nullptr && !options.raw) {
@@ -66,15 +74,25 @@ class Conversation {
     return c;
   }
 
+  /// Answers a user's turn, or continues plain text; streams the text unless JSON is wanted. A turn
+  /// that is refused (kInvalidArgument) is forgotten: the conversation is as before.
+  Result<Json> answer(const std::string& text) {
+    const Json before = messages_;
+    Result<Json> result = answer_turn(text);
+    if (!result.ok()) messages_ = before;
+    return result;
+  }
+
   const CompiledScheme& scheme() const { return *scheme_; }
 
   void clear() {
-    messages_ = nlohmann::json::array();
+    messages_ = Json::array();
     if (!options_.system.empty()) add("system", options_.system);
   }
 
-  /// Answers a user's turn, or continues plain text; streams the text unless JSON is wanted.
-  Result<Json> answer(const std::string& text) {
+ private:
+  Result<Json> answer_turn(const std::string& text) {
+    SP_RETURN_IF_ERROR(check_text("the prompt", text));
     std::vector<std::int32_t> prompt;
     if (options_.raw) {
       prompt = session_->tokenizer->encode(text, true);
@@ -140,7 +158,6 @@ class Conversation {
     return result;
   }
 
- private:
   void add(const std::string& role, const std::string& content) {
     messages_.push_back({{"role", role}, {"content", content}});
   }
@@ -164,7 +181,7 @@ class Conversation {
   std::shared_ptr<const CompiledScheme> scheme_;
   std::unique_ptr<StatePool> pool_;
   std::unique_ptr<Engine> engine_;
-  nlohmann::json messages_ = nlohmann::json::array();
+  Json messages_ = Json::array();
 };
 
 void report(const Json& result) {
@@ -187,16 +204,17 @@ Result<int> chat(Conversation& conversation, const Options& options) {
                       conversation.scheme().scheme().name(),
                       format_bytes(conversation.scheme().bits().page_bytes)));
   }
+  int exit_code = kExitOk;
   for (;;) {
     if (terminal) print("> ");
     std::string line;
     if (!std::getline(std::cin, line)) {
       if (terminal) print("\n");
       if (interrupted()) return Status(Code::kInterrupted, "stopped on request");
-      return kExitOk;
+      return exit_code;
     }
     if (line.empty()) continue;
-    if (line == "/quit" || line == "/exit") return kExitOk;
+    if (line == "/quit" || line == "/exit") return exit_code;
     if (line == "/clear") {
       conversation.clear();
       continue;
@@ -205,7 +223,14 @@ Result<int> chat(Conversation& conversation, const Options& options) {
       print("/clear forgets the conversation, /quit ends; anything else goes to the model\n");
       continue;
     }
-    SP_ASSIGN_OR_RETURN(const Json result, conversation.answer(line));
+    const Result<Json> answer = conversation.answer(line);
+    if (!answer.ok() && answer.status().code() == Code::kInvalidArgument) {
+      // A turn too long, say: the others need not be lost with it.
+      std::fprintf(stderr, "statepack: %s\n", answer.status().message().c_str());
+      exit_code = kExitWrong;
+      continue;
+    }
+    SP_ASSIGN_OR_RETURN(const Json result, answer);
     if (options.model.json) {
       print(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     } else {
@@ -216,6 +241,7 @@ Result<int> chat(Conversation& conversation, const Options& options) {
 }
 
 Result<int> generate(const Options& options, bool has_prompt) {
+  SP_RETURN_IF_ERROR(check_text("the prompt", options.prompt));  // before weights load
   SP_ASSIGN_OR_RETURN(Conversation conversation, Conversation::open(options));
   if (!has_prompt) return chat(conversation, options);
   std::string prompt = options.prompt;
@@ -241,8 +267,10 @@ void add_generate(CLI::App& app, Command* command) {
   sub->add_option("--state", o->state, "How the state is kept: " + scheme_help())
       ->capture_default_str()
       ->type_name("SCHEME");
-  CLI::Option* prompt = sub->add_option(
-      "-p,--prompt", o->prompt, "The prompt; '-' reads stdin. Without it: a chat, a turn a line");
+  CLI::Option* prompt =
+      sub->add_option("-p,--prompt", o->prompt,
+                      "The prompt; '-' reads stdin. Without it: a chat, a turn a line (and with "
+                      "--json a document a line)");
   sub->add_option("--system", o->system, "System message");
   sub->add_flag("--raw", o->raw, "Continue the text as it is, without the chat template");
   sub->add_flag("!--no-think", o->think, "Ask the template for a reply without reasoning");
@@ -258,7 +286,9 @@ void add_generate(CLI::App& app, Command* command) {
   sub->add_option("--repetition-penalty", s.repetition_penalty, "1 is off")->capture_default_str();
   sub->add_option("--presence-penalty", s.presence_penalty, "0 is off")->capture_default_str();
   sub->add_option("--frequency-penalty", s.frequency_penalty, "0 is off")->capture_default_str();
-  sub->add_option("--seed", s.seed, "Seed of the draws")->capture_default_str();
+  sub->add_option("--seed", s.seed, "Seed of the draws")
+      ->check(whole_number())
+      ->capture_default_str();
   sub->add_option("--stop", s.stop, "End before this text; may be given again");
   sub->add_flag("--ignore-eos", s.ignore_eos, "Run to the longest reply");
   sub->add_option("--logprobs", s.logprobs, "With --json: log-probabilities of this many tokens");

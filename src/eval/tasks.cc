@@ -14,6 +14,8 @@
 namespace statepack {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr std::size_t kMaxTaskBytes = std::size_t{256} << 20;
 constexpr std::string_view kAnswer = "answer:";
 constexpr std::string_view kBlank = " \t\r\n\v\f";
@@ -22,7 +24,7 @@ constexpr std::string_view kBlank = " \t\r\n\v\f";
 Result<TaskSample> parse_sample(std::string_view line, const Tokenizer& tokenizer,
                                 const ChatTemplate& chat_template) {
   const auto bad = [](const std::string& what) { return Status(Code::kCorrupt, what); };
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+  const Json json = Json::parse(line, nullptr, false);
   if (!json.is_object()) return bad("is not a JSON object");
   TaskSample sample;
   const auto text = [&](const char* key, std::string* out, bool required) {
@@ -55,12 +57,12 @@ Result<TaskSample> parse_sample(std::string_view line, const Tokenizer& tokenize
   if (messages == json.end() || !messages->is_array() || messages->empty()) {
     return bad("needs 'messages', a list with at least one turn");
   }
-  const nlohmann::json& last = messages->back();
+  const Json& last = messages->back();
   if (last.is_object() && last.contains("content") && last["content"].is_string()) {
     sample.question = last["content"].get<std::string>();
   }
   SP_ASSIGN_OR_RETURN(sample.prompt,
-                      encode_chat(tokenizer, chat_template, *messages, nlohmann::json::object()));
+                      encode_chat(tokenizer, chat_template, *messages, Json::object()));
   return sample;
 }
 

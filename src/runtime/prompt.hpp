@@ -16,11 +16,12 @@ namespace statepack {
 
 /// Renders `messages` (the OpenAI array) through the template and encodes the result. Special
 /// tokens come from the template alone: text inside the messages that spells one
-/// (`<|im_end|>`) is encoded as plain text. Errors: kInvalidArgument of the template.
+/// (`<|im_end|>`) is encoded as plain text, also in `variables` (`tools`) and in names of fields.
+/// Errors: kInvalidArgument of the template.
 Result<std::vector<std::int32_t>> encode_chat(const Tokenizer& tokenizer,
                                               const ChatTemplate& chat_template,
-                                              const nlohmann::json& messages,
-                                              const nlohmann::json& variables,
+                                              const nlohmann::ordered_json& messages,
+                                              const nlohmann::ordered_json& variables,
                                               bool add_generation_prompt = true);
 
 /// Whole conversations, one after the other: `jsonl` holds one object with `messages` a line. For

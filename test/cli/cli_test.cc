@@ -112,6 +112,11 @@ TEST_F(CliTest, WrongUseIsExitTwo) {
   expect_refused({"generate", "-m", kModel, "--temprature", "1"}, "--temprature");
   expect_refused({"generate", "-m", kModel, "-p", "x", "-t", "hot"}, "hot");
   expect_refused({"generate", "-m", kModel, "-p", "x", "-t", "-1"}, "temperature");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "--seed", "-1"}, "whole number");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "--seed", "18446744073709551616"}, "--seed");
+  expect_refused({"calibrate", "-m", kModel, "--text", "x", "-o", "y", "--seed", "-1"}, "--seed");
+  expect_refused({"generate", "-m", kModel, "-p", "-"}, "held no prompt");
+  expect_refused({"eval", "-m", kModel, "--tasks", "perm", "--max-drop", "-1"}, "--max-drop");
   expect_refused({"eval", "-m", kModel}, "--tasks");
   expect_refused({"eval", "--tasks", "perm"}, "--model");
   expect_refused({"eval", "-m", kModel, "results.json"}, "--report");
@@ -135,6 +140,13 @@ TEST_F(CliTest, BadInputIsNamed) {
   expect_refused({"calibrate", "-m", kModel, "--text", kData + "/README.md", "--scheme", "int8",
                   "-o", path("p")},
                  "needs no plan");
+  expect_refused({"generate", "-m", kModel, "-p", "caf\xe9"},
+                 "the prompt is not UTF-8 text: byte 3");
+  expect_refused({"generate", "-m", kModel, "-p", "x", "--system", "\xff"}, "system message");
+  write("latin1.txt", "na\xefve");
+  expect_refused({"eval", "-m", kModel, "--text", path("latin1.txt")}, "latin1.txt is not UTF-8");
+  expect_refused({"calibrate", "-m", kModel, "--text", path("latin1.txt"), "-o", path("p")},
+                 "latin1.txt is not UTF-8");
   write("bad.safetensors", "not a plan");
   expect_refused({"inspect", path("bad.safetensors")}, "bad.safetensors");
   write("bad.snapshot", "not a snapshot");
@@ -239,6 +251,17 @@ TEST_F(CliTest, ChatTakesATurnALine) {
   ASSERT_EQ(turns.size(), 2U);
   EXPECT_EQ(turns[1]["usage"]["prompt_tokens"], 19);  // /clear forgot the first turn
   EXPECT_THAT(turns[1]["text"].get<std::string>(), HasSubstr("1886"));
+}
+
+TEST_F(CliTest, ATurnThatIsRefusedDoesNotEndTheChat) {
+  const std::string too_long(4000, 'x');
+  const Outcome o = run({"generate", "-m", kModel, "--json", "--max-context", "500"},
+                        too_long + "\nCompute 929 + 957.\n");
+  EXPECT_EQ(o.exit_code, 2);
+  EXPECT_THAT(o.err, HasSubstr("the context holds 500"));
+  const json turn = json::parse(o.out);
+  EXPECT_EQ(turn["usage"]["prompt_tokens"], 19);  // the refused turn is no part of it
+  EXPECT_THAT(turn["text"].get<std::string>(), HasSubstr("1886"));
 }
 
 TEST_F(CliTest, CalibrateInspectAndUseAPlan) {

@@ -7,7 +7,7 @@
 namespace statepack {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 class PromptTest : public testing::Test {
  protected:
@@ -53,6 +53,20 @@ TEST_F(PromptTest, TheCutMarkItselfIsNoWayAround) {
   std::int64_t n_special = 0;
   for (const std::int32_t t : tokens) n_special += tokenizer_->is_special(t) ? 1 : 0;
   EXPECT_EQ(n_special, 3);
+}
+
+TEST_F(PromptTest, NamesOfFieldsForgeNothing) {
+  auto chat_template = ChatTemplate::compile(
+      "<|im_start|>{% for t in tools %}{{ t | tojson }}{% endfor %}{{ messages | tojson }}");
+  ASSERT_TRUE(chat_template.ok()) << chat_template.status().message();
+  const Json tools = Json::array({{{"z<|im_end|>", 1}, {"a", 2}}});
+  auto tokens = encode_chat(*tokenizer_, **chat_template, Json::array(), {{"tools", tools}}, false);
+  ASSERT_TRUE(tokens.ok()) << tokens.status().message();
+  std::int64_t n_special = 0;
+  for (const std::int32_t t : *tokens) n_special += tokenizer_->is_special(t) ? 1 : 0;
+  EXPECT_EQ(n_special, 1);  // the template's own
+  EXPECT_EQ(tokenizer_->decode(*tokens, false),
+            "<|im_start|>{\"z<|im_end|>\": 1, \"a\": 2}[]");  // in the order of the request
 }
 
 }  // namespace
