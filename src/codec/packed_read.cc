@@ -168,16 +168,26 @@ struct Six {
 struct Levels2 {
   static constexpr bool kPaired = false;
   static constexpr std::int64_t kHighBytes = 0, kBytes = 4;
+  V table;
+  Levels2() {
+    HWY_ALIGN float values[kRunLength];
+    for (int u = 0; u < kRunLength; ++u) values[u] = static_cast<float>(2 * (u % 4) - 3);
+    table = hn::Load(D(), values);
+  }
   HWY_INLINE void load(const std::uint8_t* at, const std::uint8_t*, V (&out)[kParts]) const {
-    const D d;
     const DU du;
     std::uint32_t bits;
     std::memcpy(&bits, at, 4);
     for (int h = 0; h < kParts; ++h) {
       const auto t = hn::Iota(du, static_cast<std::uint32_t>(h * kLanes));
-      const auto pair = hn::And(hn::Shr(hn::Set(du, bits), hn::Add(t, t)), hn::Set(du, 3));
-      const auto twice = hn::BitCast(DI(), hn::Add(pair, pair));
-      out[h] = hn::ConvertTo(d, hn::Sub(twice, hn::Set(DI(), 3)));
+      const auto pair = hn::Shr(hn::Set(du, bits), hn::Add(t, t));
+#if HWY_TARGET == HWY_AVX3  // the table repeats, and an index counts by its low four bits alone
+      out[h] = hn::TableLookupLanes(table, hn::Indices512<float>{pair.raw});
+#else
+      const auto code = hn::And(pair, hn::Set(du, 3));
+      const auto twice = hn::BitCast(DI(), hn::Add(code, code));
+      out[h] = hn::ConvertTo(D(), hn::Sub(twice, hn::Set(DI(), 3)));
+#endif
     }
   }
 };

@@ -6,6 +6,7 @@
 #include "base/half.hpp"
 #include "base/simd_clones.hpp"
 #include "codec/options.hpp"
+#include "codec/pace/nibbles.hpp"
 #include "codec/pack.hpp"
 #include "codec/packed_read.hpp"
 #include "codec/quantise.hpp"
@@ -132,6 +133,11 @@ class PaceCodec final : public LayerCodec {
         const int L = (1 << (at.bits - 1)) - 1;
         column_peaks(X + row * V, n_rows, V, work.high);
         make_scales(work.high, V, static_cast<float>(L), stored, work.scale);
+        if (whole_runs(at)) {
+          pace::pack_columns(X + row * V, work.scale, static_cast<int>(n_rows), shape_.V,
+                             page + at.offset + row / 2, column_bytes(at.bits));
+          continue;
+        }
         quantise_rows(X + row * V, work.scale, n_rows, V, L, work.codes + row * V);
       }
     }
@@ -142,13 +148,20 @@ class PaceCodec final : public LayerCodec {
     const Head& at = heads_[static_cast<std::size_t>(head)];
     const Work work(*this, scratch);
     const std::int64_t V = shape_.V;
-    read_page(at, page + at.offset, work);
+    if (whole_runs(at)) {
+      read_scales(at, page + at.offset + packed_bytes(shape_.K, at.bits), work);
+    } else {
+      read_page(at, page + at.offset, work);
+    }
     for (int g = 0; g < n_groups_; ++g) {
       const std::int64_t row = std::int64_t{g} * group_;
       const std::int64_t n_rows = std::min<std::int64_t>(group_, shape_.K - row);
       const std::uint8_t* const codes = work.codes + row * V;
       load_scales(work.stored + g * V, V, work.scale);
-      if (affine_) {
+      if (whole_runs(at)) {
+        pace::restore_columns(page + at.offset + row / 2, column_bytes(at.bits), work.scale,
+                              static_cast<int>(n_rows), shape_.V, X + row * V);
+      } else if (affine_) {
         dequantise_rows_affine(codes, work.scale, work.zero + g * V, n_rows, V, X + row * V);
       } else {
         dequantise_rows(reinterpret_cast<const std::int8_t*>(codes), work.scale, n_rows, V,
@@ -242,6 +255,12 @@ class PaceCodec final : public LayerCodec {
     float *sums, *vectors;  // of a read: [2][groups][V] and [2][K]
   };
 
+  // Whether pace/nibbles.hpp writes and reads this head's codes.
+  bool whole_runs(const Head& head) const {
+    return !affine_ && head.bits == 4 && shape_.V % kRunLength == 0 && shape_.K % kRunLength == 0 &&
+           group_ % kRunLength == 0;
+  }
+
   std::int64_t column_bytes(int bits) const {
     const std::int64_t zeros = affine_ ? packed_bytes(n_groups_, bits) : 0;
     return packed_bytes(shape_.K, bits) + 2 * n_groups_ + zeros;
@@ -251,7 +270,7 @@ class PaceCodec final : public LayerCodec {
     const std::int64_t K = shape_.K, V = shape_.V, stride = column_bytes(head.bits);
     if (head.bits == 8) {
       transpose_bytes(work.codes, V, K, V, out, stride);
-    } else {
+    } else if (!whole_runs(head)) {
       if (K % 2 != 0) std::memset(work.codes + K * V, 0, static_cast<std::size_t>(V));
       for (std::int64_t r = 0; r < (K + 1) / 2; ++r) {
         const std::uint8_t* const even = work.codes + 2 * r * V;
