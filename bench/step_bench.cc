@@ -1,16 +1,17 @@
 // Step and flush of one recurrent layer by scheme, gate and batch. Batches run on pools larger than
 // the last-level cache, one sequence alone on a pool of one. Every benchmark reports
-//   ns_per_head   wall time of one head of one sequence, all threads at work together
-//   bytes         what a head must move: its page and the records of its window, and what is
-//   written GB/s          bytes over time of_ceiling    GB/s over what this machine reaches on the
-//   same threads: the read stream for
-//                 packed states, the read-and-write stream for states that are rewritten in place
-// and, as its label, a digest of the outputs. compare.py sets two JSON files side by side.
+//
+// - ns_per_head: wall time of one head of one sequence, all threads at work together
+// - bytes: what a head must move, its page and the records of its window and what is written
+// - GB/s: bytes over wall time
+// - of_ceiling: GB/s over what this machine reaches on the same threads, the read stream for packed
+//   states, the read-and-write stream for states that every step rewrites
+//
+// and, as its label, a digest of the outputs. encode/, decode/ and read/ time the codec alone on
+// one head in cache. compare.py sets two JSON files side by side.
 #include <benchmark/benchmark.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -288,6 +290,44 @@ void flush_bench(benchmark::State& state, const Scheme& scheme, Gate gate) {
   report(state, decoding, decoding.flush_bytes(), limit.update);
 }
 
+/// The codec alone, on one head that stays in the caches of one thread: encode, decode, or both
+/// reads of a step out of packed bytes.
+void codec_bench(benchmark::State& state, const Scheme& scheme, Gate gate, char what) {
+  const LayerShape shape = layer_shape(gate);
+  const std::vector<LayerShape> shapes(kLayers, shape);
+  const auto plan = plan_for(scheme, shapes);
+  const auto compiled = take(CompiledScheme::make(scheme, shapes, plan.get(), ""));
+  const LayerCodec& codec = *compiled->layers()[1].codec;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const auto values = [&](int n) {
+    std::vector<float> x(static_cast<std::size_t>(n));
+    for (float& v : x) v = normal(random);
+    return x;
+  };
+  const std::vector<float> X = values(shape.K * shape.V), a = values(shape.K), b = values(shape.K);
+  std::vector<float> restored(X.size()), p(static_cast<std::size_t>(shape.V)), r = p;
+  std::vector<std::uint8_t> page(static_cast<std::size_t>(codec.page_bytes()));
+  std::vector<std::byte> scratch(codec.scratch_bytes());
+  codec.encode(0, X.data(), page.data(), 1, {scratch});
+  for (auto _ : state) {
+    switch (what) {
+      case 'e':
+        codec.encode(0, X.data(), page.data(), 1, {scratch});
+        break;
+      case 'd':
+        codec.decode(0, page.data(), restored.data(), {scratch});
+        break;
+      default:
+        if (!codec.read_two(0, page.data(), a.data(), b.data(), p.data(), r.data(), {scratch})) {
+          return state.SkipWithError("no pass over packed bytes");
+        }
+    }
+    benchmark::ClobberMemory();
+  }
+  state.SetLabel(to_hex(xxh3_128(std::as_bytes(std::span(page)))));
+}
+
 /// Every codec and argument as it is kept by default, and once more in windows of 16.
 std::vector<std::string> scheme_names() {
   std::vector<std::string> names;
@@ -319,6 +359,10 @@ void register_all() {
                  ->Arg(1)
                  ->Arg(64)
                  ->Arg(512));
+      for (const auto& [kind, what] :
+           {std::pair{"encode/", 'e'}, {"decode/", 'd'}, {"read/", 'r'}}) {
+        benchmark::RegisterBenchmark((kind + suffix).c_str(), codec_bench, scheme, gate, what);
+      }
       if (scheme.period == 1) continue;
       config(benchmark::RegisterBenchmark(("flush/" + suffix).c_str(), flush_bench, scheme, gate)
                  ->Arg(64));

@@ -535,20 +535,21 @@ Status claim_slots(Workspace& space, std::int64_t n_slots) {
   return {};
 }
 
-/// Rows of one wave: enough heads to keep every thread busy between two barriers, few enough that
-/// staged pages stay small beside the pool.
-std::int64_t wave_rows(const LayerState& state, const ThreadPool& threads) {
-  constexpr std::int64_t kHeadsPerThread = 256;
-  return std::max<std::int64_t>(
-      1, kHeadsPerThread * threads.n_threads() / state.layer->shape.n_value_heads);
-}
-
-/// Whether a wave is divided by rows: one thread then does all of a row, whose page and records
+/// Whether a batch is divided by rows: one thread then does all of a row, whose page and records
 /// are still in its cache when they are written. Few rows are divided by heads.
 bool by_rows(std::size_t n_rows, const ThreadPool& threads) {
-  constexpr int kRowsPerThread = 4;
+  constexpr int kRowsPerThread = 16;  // enough for flushes to even out
   return n_rows >=
          static_cast<std::size_t>(kRowsPerThread) * static_cast<std::size_t>(threads.n_threads());
+}
+
+/// Rows of one wave: enough work to keep every thread busy between two barriers, few enough that
+/// corrections and (by heads) staged pages stay small beside the pool.
+std::int64_t wave_rows(const LayerState& state, const ThreadPool& threads, bool divide_rows) {
+  constexpr std::int64_t kRowsPerThread = 64, kHeadsPerThread = 64;
+  if (divide_rows) return kRowsPerThread * threads.n_threads();
+  return std::max<std::int64_t>(
+      1, kHeadsPerThread * threads.n_threads() / state.layer->shape.n_value_heads);
 }
 
 /// Zeroes a page to encode into, where there are bytes that no head owns.
@@ -689,7 +690,7 @@ void prefetch_share(const LayerState& state, const Row& row, int head) {
 
 template <Gate gate>
 void step_wave(const LayerState& state, const StepInput& input, std::span<Row> wave,
-               ThreadPool& threads) {
+               bool divide_rows, ThreadPool& threads) {
   const LayerShape& shape = state.layer->shape;
   const std::int64_t HV = shape.n_value_heads;
   const std::int64_t n_rows = static_cast<std::int64_t>(wave.size());
@@ -710,7 +711,7 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
     if (!in_place) return write_row(state, input, row_at(i), u_of(i, 0));
     for (std::int64_t head = 0; head < HV; ++head) write(i, head);
   };
-  if (by_rows(wave.size(), threads)) {
+  if (divide_rows) {
     constexpr std::int64_t kRowsPerTask = 4;
     const auto run_rows = [&](std::int64_t task, int) {
       const std::int64_t end = std::min(n_rows, (task + 1) * kRowsPerTask);
@@ -763,8 +764,8 @@ void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& thread
 }
 
 template <class Fn>
-void for_each_wave(const LayerState& state, std::span<Row> rows, ThreadPool& threads, Fn&& fn) {
-  const std::size_t n = static_cast<std::size_t>(wave_rows(state, threads));
+void for_each_wave(std::span<Row> rows, std::int64_t rows_a_wave, Fn&& fn) {
+  const std::size_t n = static_cast<std::size_t>(rows_a_wave);
   for (std::size_t at = 0; at < rows.size(); at += n) {
     fn(rows.subspan(at, std::min(n, rows.size() - at)));
   }
@@ -835,16 +836,18 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
     fill_output(state, input, row.index, std::numeric_limits<float>::quiet_NaN());
     return true;
   });
-  const std::int64_t u_floats = wave_rows(state, threads) * state.layer->shape.n_value_heads *
-                                std::int64_t{state.layer->shape.V};
+  const bool divide_rows = by_rows(space.rows.size(), threads);
+  const std::int64_t rows_a_wave = wave_rows(state, threads, divide_rows);
+  const std::int64_t u_floats =
+      rows_a_wave * state.layer->shape.n_value_heads * std::int64_t{state.layer->shape.V};
   if (static_cast<std::int64_t>(space.u.size()) < u_floats) {
     space.u.resize(static_cast<std::size_t>(u_floats));
   }
-  for_each_wave(state, space.rows, threads, [&](std::span<Row> wave) {
+  for_each_wave(space.rows, rows_a_wave, [&](std::span<Row> wave) {
     if (state.layer->shape.gate == Gate::kScalar) {
-      step_wave<Gate::kScalar>(state, input, wave, threads);
+      step_wave<Gate::kScalar>(state, input, wave, divide_rows, threads);
     } else {
-      step_wave<Gate::kChannel>(state, input, wave, threads);
+      step_wave<Gate::kChannel>(state, input, wave, divide_rows, threads);
     }
   });
   return {};
@@ -863,7 +866,7 @@ Status flush(const LayerState& state, std::span<const std::int64_t> slots, Threa
   SP_RETURN_IF_ERROR(claim_slots(space, state.n_slots));
   std::erase_if(space.rows,
                 [&](const Row& row) { return row.fill == 0 || is_faulty(state, row.write); });
-  for_each_wave(state, space.rows, threads, [&](std::span<Row> wave) {
+  for_each_wave(space.rows, wave_rows(state, threads, false), [&](std::span<Row> wave) {
     if (state.layer->shape.gate == Gate::kScalar) {
       flush_wave<Gate::kScalar>(state, wave, threads);
     } else {
