@@ -186,6 +186,7 @@ struct Text {
 
 Result<Text> load_text(const Session& session, const std::string& path) {
   SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
+  SP_RETURN_IF_ERROR(check_text(path, content));
   Text text;
   text.name = std::filesystem::path(path).stem().string();
   text.tokens = session.tokenizer->encode(content, false);
@@ -481,14 +482,20 @@ Result<int> report(const Options& options) {
     SP_ASSIGN_OR_RETURN(Json document, load_results(input));
     documents.push_back(std::move(document));
   }
-  SP_ASSIGN_OR_RETURN(const Json merged, merge_results(documents));
-  SP_RETURN_IF_ERROR(write_file(options.report, markdown_report(merged, command_line(options))));
-  if (options.model.json) {
-    print_json(summary(merged));
-  } else {
-    print(overview_table(merged));
+  SP_ASSIGN_OR_RETURN(const std::vector<Json> models, merge_by_model(documents));
+  SP_RETURN_IF_ERROR(write_file(options.report, markdown_report(models, command_line(options))));
+  int exit_code = kExitOk;
+  Json summaries = Json::array();
+  for (const Json& model : models) {
+    summaries.push_back(summary(model));
+    if (!options.model.json) {
+      if (models.size() > 1) print(model.value("model_name", "") + "\n");
+      print(overview_table(model));
+    }
+    exit_code = std::max(exit_code, check_gates(model, options));
   }
-  return check_gates(merged, options);
+  if (options.model.json) print_json(models.size() == 1 ? summaries[0] : summaries);
+  return exit_code;
 }
 
 Result<int> evaluate(const Options& options) {
@@ -518,7 +525,7 @@ Result<int> evaluate(const Options& options) {
   if (!options.markdown.empty()) {
     SP_RETURN_IF_ERROR(write_file(
         options.markdown,
-        markdown_report(book.document(), "statepack eval --model " + session.name + " ...")));
+        markdown_report({&book.document(), 1}, "statepack eval --model " + session.name + " ...")));
   }
   if (options.model.json) {
     print_json(summary(book.document()));
@@ -581,6 +588,7 @@ void add_eval(CLI::App& app, Command* command) {
       ->type_name("NATS");
   sub->add_option("--max-drop", o->max_drop,
                   "Gate: exit 1 when a task falls further below fp32 (0.05: five points)")
+      ->check(CLI::NonNegativeNumber)
       ->type_name("SHARE");
   sub->footer(
       "Examples:\n"

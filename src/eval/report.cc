@@ -132,7 +132,7 @@ std::string bucket_share(const Json* result, const std::string& bucket) {
   return fmt::format("{:.0f}", 100 * found->value("right", 0.0) / n);
 }
 
-std::string task_section(const Json& document, const std::string& task) {
+std::string task_section(const Json& document, const std::string& task, std::string_view heading) {
   const std::vector<std::string> buckets = bucket_names(document, task);
   std::vector<std::string> header = {"scheme", "n", "right %", "95 % interval"};
   for (const auto& bucket : buckets) header.push_back(bucket + " %");
@@ -160,10 +160,11 @@ std::string task_section(const Json& document, const std::string& task) {
     row.push_back(number(result, "p_value,none", "{:.2g}"));
     table.add(row);
   }
-  return fmt::format("## {}\n\n{}\n", task, table.markdown());
+  return fmt::format("{} {}\n\n{}\n", heading, task, table.markdown());
 }
 
-std::string forced_section(const Json& document, const std::string& piece) {
+std::string forced_section(const Json& document, const std::string& piece,
+                           std::string_view heading) {
   std::vector<std::int64_t> marks;
   std::vector<std::int64_t> drifts;
   std::int64_t n_windows = 0;
@@ -221,18 +222,19 @@ std::string forced_section(const Json& document, const std::string& piece) {
     }
     table.add(row);
   }
-  return fmt::format("## {}\n\n{} windows of {} tokens, each from a zero state.\n\n{}\n", piece,
-                     n_windows, context, table.markdown());
+  return fmt::format("{} {}\n\n{} windows of {} tokens, each from a zero state.\n\n{}\n", heading,
+                     piece, n_windows, context, table.markdown());
 }
 
 }  // namespace
 
 std::string overview_table(const Json& document) { return overview(document).text(); }
 
-std::string markdown_report(const Json& document, const std::string& command) {
+std::string markdown_report(std::span<const Json> documents, const std::string& command) {
+  const bool one = documents.size() == 1;
   std::string out = fmt::format(
-      "# Accuracy of {}\n\n"
-      "Made by `{}`; do not edit. Model fingerprint `{:.16}`.\n\n"
+      "# Accuracy{}\n\n"
+      "Made by `{}`; do not edit.\n\n"
       "- payload bits: bits per state value of a packed state, scales and padding included; "
       "resident "
       "bits: with the open window and its cursors. Counted from the bytes that are allocated.\n"
@@ -242,14 +244,20 @@ std::string markdown_report(const Json& document, const std::string& command) {
       "- KL: KL(fp32 || scheme) in nats when both read the same text token by token through their "
       "states; \"KL 1k\" is the mean over the last eighth before 1,024 tokens, [896, 1024).\n"
       "- ppl: perplexity of the same reading, every window from a zero state.\n"
-      "- state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.\n\n"
-      "{}\n",
-      document.value("model_name", ""), command, document.value("model_fingerprint", ""),
-      overview(document).markdown());
-  for (const auto& task : pieces_with(document, "exact_match,none")) {
-    out += task_section(document, task);
+      "- state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.\n\n",
+      one ? " of " + documents[0].value("model_name", "") : std::string(), command);
+  const std::string_view heading = one ? "##" : "###";
+  for (const Json& document : documents) {
+    if (!one) out += fmt::format("## {}\n\n", document.value("model_name", ""));
+    out += fmt::format("Model fingerprint `{:.16}`.\n\n{}\n",
+                       document.value("model_fingerprint", ""), overview(document).markdown());
+    for (const auto& task : pieces_with(document, "exact_match,none")) {
+      out += task_section(document, task, heading);
+    }
+    for (const auto& text : pieces_with(document, "kl,none")) {
+      out += forced_section(document, text, heading);
+    }
   }
-  for (const auto& text : pieces_with(document, "kl,none")) out += forced_section(document, text);
   out.resize(out.find_last_not_of('\n') + 2);
   return out;
 }

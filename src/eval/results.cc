@@ -345,6 +345,27 @@ Json summary(const Json& document) {
   return out;
 }
 
+Result<std::vector<Json>> merge_by_model(const std::vector<Json>& documents) {
+  std::vector<std::vector<Json>> groups;
+  for (const Json& document : documents) {
+    const auto same = [&](const std::vector<Json>& group) {
+      return group[0].value("model_fingerprint", "") == document.value("model_fingerprint", "");
+    };
+    const auto group = std::find_if(groups.begin(), groups.end(), same);
+    if (group == groups.end()) {
+      groups.push_back({document});
+    } else {
+      group->push_back(document);
+    }
+  }
+  std::vector<Json> merged;
+  for (const std::vector<Json>& group : groups) {
+    SP_ASSIGN_OR_RETURN(Json of_model, merge_results(group));
+    merged.push_back(std::move(of_model));
+  }
+  return merged;
+}
+
 Result<Json> merge_results(const std::vector<Json>& documents) {
   Json merged = new_results("", "");
   for (const Json& document : documents) {

@@ -58,4 +58,7 @@ Json summary(const Json& document);
 /// name).
 Result<Json> merge_results(const std::vector<Json>& documents);
 
+/// The same by model, in the order in which models appear. Errors: as merge_results().
+Result<std::vector<Json>> merge_by_model(const std::vector<Json>& documents);
+
 }  // namespace statepack

@@ -54,7 +54,8 @@ Json document() {
 }
 
 TEST(Report, HasTheTablesWithFp32First) {
-  const std::string text = markdown_report(document(), "statepack eval --report x");
+  const Json d = document();
+  const std::string text = markdown_report({&d, 1}, "statepack eval --report x");
   EXPECT_THAT(text, HasSubstr("# Accuracy of tiny"));
   EXPECT_THAT(text, HasSubstr("`statepack eval --report x`"));
   EXPECT_THAT(text, HasSubstr("## perm"));
@@ -71,8 +72,25 @@ TEST(Report, MissingPiecesAreDashes) {
   d["runs"]["int4"]["results"].erase("perm");
   const std::string overview = overview_table(d);
   EXPECT_THAT(overview, HasSubstr("-"));
-  EXPECT_THAT(markdown_report(d, "c"), HasSubstr("100.0"));
-  EXPECT_THAT(markdown_report(new_results("m", "f"), "c"), Not(HasSubstr("##")));
+  EXPECT_THAT(markdown_report({&d, 1}, "c"), HasSubstr("100.0"));
+  const Json nothing = new_results("m", "f");
+  EXPECT_THAT(markdown_report({&nothing, 1}, "c"), Not(HasSubstr("##")));
+}
+
+TEST(Report, TwoModelsStandOneAfterTheOther) {
+  Json other = document();
+  other["model_name"] = "small";
+  other["model_fingerprint"] = "fedc";
+  const auto models = merge_by_model({document(), other, document()});
+  ASSERT_TRUE(models.ok()) << models.status().message();
+  ASSERT_EQ(models->size(), 2U);
+  const std::string text = markdown_report(*models, "c");
+  const std::size_t first = text.find("\n## tiny\n"), second = text.find("\n## small\n");
+  ASSERT_NE(first, std::string::npos);
+  ASSERT_NE(second, std::string::npos);
+  EXPECT_LT(first, text.find("### perm"));
+  EXPECT_LT(text.find("### wiki@1024"), second);
+  EXPECT_LT(second, text.rfind("### perm"));
 }
 
 }  // namespace
