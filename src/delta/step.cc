@@ -837,7 +837,9 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
     return true;
   });
   const bool divide_rows = by_rows(space.rows.size(), threads);
-  const std::int64_t rows_a_wave = wave_rows(state, threads, divide_rows);
+  const std::int64_t rows_a_wave =
+      std::min(wave_rows(state, threads, divide_rows),
+               std::max<std::int64_t>(1, static_cast<std::int64_t>(space.rows.size())));
   const std::int64_t u_floats =
       rows_a_wave * state.layer->shape.n_value_heads * std::int64_t{state.layer->shape.V};
   if (static_cast<std::int64_t>(space.u.size()) < u_floats) {
