@@ -27,6 +27,22 @@ SP_CLONES void add_scaled(float c, const float* __restrict x, int n, float* __re
   for (int j = 0; j < n; ++j) y[j] += c * x[j];
 }
 
+SP_CLONES std::int32_t correct(const float* __restrict p, const float* __restrict r,
+                               const float* __restrict v, float beta, float kq, int n,
+                               float* __restrict u, float* __restrict o) {
+  std::int32_t peak = 0;
+  for (int j = 0; j < n; ++j) {
+    const float correction = beta * (v[j] - p[j]);
+    const float out = r[j] + kq * correction;
+    u[j] = correction;
+    o[j] = out;
+    const std::int32_t u_bits = magnitude_bits(correction), o_bits = magnitude_bits(out);
+    const std::int32_t larger = u_bits > o_bits ? u_bits : o_bits;
+    peak = larger > peak ? larger : peak;
+  }
+  return peak;
+}
+
 SP_CLONES std::int32_t peak_bits(const float* x, std::int64_t n) {
   std::int32_t peak = 0;
   for (std::int64_t i = 0; i < n; ++i) {

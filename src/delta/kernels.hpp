@@ -41,6 +41,10 @@ void dot_records(const float* keys, int n, int K, const float* x, const float* y
 void read_records(const float* values, int n, int V, const float* a, const float* b, float* p,
                   float* r);
 
+/// u_j = beta (v_j - p_j) and o_j = r_j + kq u_j, each operation rounded. Returns the peak of both.
+std::int32_t correct(const float* p, const float* r, const float* v, float beta, float kq, int n,
+                     float* u, float* o);
+
 /// sum_i x_i y_i in the order of base/lane_sum.hpp.
 float dot(const float* x, const float* y, int n);
 

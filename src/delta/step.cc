@@ -194,10 +194,8 @@ class Head {
     read_page(token.k, token.q);
     read_records(n, token);
     // u = beta (v - S'^T k);  o = S'^T q + (k . q) u, with k and u not yet rounded
-    for (int j = 0; j < V_; ++j) u[j] = token.beta * (token.v[j] - x_.p[j]);
     const float kq = kernel::dot(token.k, token.q, K_);
-    for (int j = 0; j < V_; ++j) o[j] = x_.r[j] + kq * u[j];
-    return kernel::peak_bits(u, V_) < kInfBits && kernel::peak_bits(o, V_) < kInfBits;
+    return kernel::correct(x_.p, x_.r, token.v, token.beta, kq, V_, u, o) < kInfBits;
   }
 
   /// X = D S + k u^T from `S` to `X` (which may be the same place).
