@@ -271,6 +271,11 @@ void StatePool::set_n_tokens(std::int64_t slot, std::int64_t n_tokens) {
   impl_->header(slot).n_tokens = n_tokens;
 }
 
+std::span<std::uint8_t> StatePool::memory(std::int64_t slot) {
+  SP_CHECK(slot >= 0 && slot <= impl_->n_slots, "no such slot");
+  return {impl_->slot(slot), static_cast<std::size_t>(impl_->layout.n_bytes)};
+}
+
 Status StatePool::copy(std::int64_t from, std::int64_t to) {
   SP_RETURN_IF_ERROR(impl_->check_used(from));
   SP_RETURN_IF_ERROR(impl_->check_used(to));

@@ -76,6 +76,10 @@ class StatePool {
   std::int64_t n_tokens(std::int64_t slot) const;
   void set_n_tokens(std::int64_t slot, std::int64_t n_tokens);
 
+  /// All bytes of a slot, bookkeeping included, for moving them to another memory. Slots lie one
+  /// behind the other from slot 0 on, alike in every pool of one scheme and conv_floats.
+  std::span<std::uint8_t> memory(std::int64_t slot);
+
   /// Byte copy of everything a slot owns. Errors: kInvalidArgument.
   Status copy(std::int64_t from, std::int64_t to);
   /// Whole slot, open window included: restoring continues bit for bit. `with_window` false asks
