@@ -4,13 +4,20 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 
 #include "base/exp.hpp"
+#include "capi/handles.hpp"
 #include "delta/kernels.hpp"
-#include "pool/pool.hpp"
-#include "statepack/statepack.h"
+
+namespace statepack::capi {
+
+std::string& last_error() {
+  thread_local std::string error;
+  return error;
+}
+
+}  // namespace statepack::capi
 
 using statepack::Code;
 using statepack::Gate;
@@ -19,18 +26,16 @@ using statepack::LayerState;
 using statepack::Result;
 using statepack::Status;
 using statepack::StepInput;
+using statepack::capi::guarded;
+using statepack::capi::invalid;
+using statepack::capi::last_error;
+using statepack::capi::need;
+using statepack::capi::need_struct;
 
-struct sp_scheme {
-  std::shared_ptr<const statepack::CompiledScheme> compiled;
-};
 struct sp_pool {
   std::unique_ptr<statepack::StatePool> slots;
   std::unique_ptr<statepack::ThreadPool> threads;
 };
-struct sp_snapshot {
-  statepack::Snapshot snapshot;
-};
-
 namespace {
 
 static_assert(SP_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument) &&
@@ -42,40 +47,6 @@ static_assert(SP_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument) &&
               SP_NOT_FINITE == static_cast<int>(Code::kNotFinite) &&
               SP_IO == static_cast<int>(Code::kIo) &&
               SP_INTERRUPTED == static_cast<int>(Code::kInterrupted));
-
-thread_local std::string t_last_error;
-
-Status invalid(std::string what) { return {Code::kInvalidArgument, std::move(what)}; }
-
-/// Runs a body that returns a Status; remembers its message; lets no exception out.
-template <class Body>
-sp_code guarded(Body&& body) noexcept {
-  try {
-    const Status status = body();
-    t_last_error = status.message();
-    return static_cast<sp_code>(status.code());
-  } catch (const std::bad_alloc&) {  // both texts fit the string's own storage: no allocation
-    t_last_error = "out of memory";
-    return SP_EXHAUSTED;
-  } catch (...) {
-    t_last_error = "internal error";
-    return SP_UNSUPPORTED;
-  }
-}
-
-Status need(const void* pointer, const char* name) {
-  return pointer != nullptr ? Status()
-                            : invalid(std::string(name) + " is NULL; pass a valid pointer");
-}
-
-template <class Struct>
-Status need_struct(const Struct* given, const char* name) {
-  SP_RETURN_IF_ERROR(need(given, name));
-  if (given->struct_size == sizeof(Struct)) return {};
-  return invalid(std::string(name) + ".struct_size is " + std::to_string(given->struct_size) +
-                 ", but this library's is " + std::to_string(sizeof(Struct)) +
-                 "; set it to sizeof and compile with this library's header");
-}
 
 Status need_slot(const sp_pool* pool, std::int64_t slot) {
   SP_RETURN_IF_ERROR(need(pool, "pool"));
@@ -294,7 +265,7 @@ const char* sp_code_name(int code) {
   return statepack::code_name(static_cast<Code>(code)).data();  // names are string literals
 }
 
-const char* sp_last_error(void) { return t_last_error.c_str(); }
+const char* sp_last_error(void) { return last_error().c_str(); }
 
 sp_code sp_scheme_print(const char* name, int full, char* text, size_t capacity, size_t* n_needed) {
   return guarded([&]() -> Status {
