@@ -1,6 +1,6 @@
 // Times one token of a batch through one layer on the device, scheme by scheme.
 //
-//   bench_gpu [--quick] [--out FILE.json]
+//   bench_gpu [--quick] [--only SCHEME] [--out FILE.json]
 //
 // State is read cold: every launch works on another set of slots, and all sets together exceed the
 // L2 cache several times. Slots are permuted. A whole window is timed, token by token, its rounding
