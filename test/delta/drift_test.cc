@@ -1,5 +1,4 @@
-// Error over long generation: what rounding once a window is for (pace.md section 11, leapquant.md
-// section 12).
+// Error over long generation: what rounding once a window is for.
 #include <limits>
 
 #include "harness.hpp"
@@ -52,7 +51,7 @@ Drift drift(const std::string& name, int n_tokens = 2000) {
   return {state_error / n_samples, std::sqrt(error / norm)};
 }
 
-// pace.md 11.6.
+// The papers' claim: error falls as roundings get fewer.
 TEST(Drift, FallsWithThePeriod) {
   SKIP_WHEN_SANITIZED();
   const Drift each = drift("pace:4,period=1");
@@ -66,7 +65,7 @@ TEST(Drift, FallsWithThePeriod) {
   EXPECT_LT(eight.readout, value_axis.readout);
 }
 
-// pace.md 11.7.
+// PACE: an int8 buffer costs little beside 4-bit states.
 TEST(Drift, Int8RecordsHardlyMatterAtFourBits) {
   SKIP_WHEN_SANITIZED();
   const double exact = drift("pace:4,period=8,records=f32").state;
@@ -84,7 +83,7 @@ TEST(Drift, WindowsMendPerStepRounding) {
   EXPECT_LT(window.state, each.state / 2);
 }
 
-// leapquant.md 12.2: the flush of a window, against the same codec on the state rebuilt in double.
+// LeapQuant: the flush of a window, against the same codec on the state rebuilt in double.
 TEST(Flush, AddsNothingToTheCodecsOwnError) {
   ThreadPool threads(1);
   for (const Gate gate : {Gate::kScalar, Gate::kChannel}) {

@@ -30,7 +30,7 @@ Status run(OneLayer& layer, Batch& batch, ThreadPool& threads) {
 // ---------------------------------------------------------------------------------------------
 // Numbers
 
-// stepquant.md G1.
+// Worked by hand, also for a gate per channel.
 TEST(Reference, GoldenStep) {
   const double q[] = {1, 0}, k[] = {0.6, 0.8}, v[] = {1, 1};
   double o[2], u[2];
@@ -58,9 +58,9 @@ TEST(Reference, GoldenStep) {
   }
 }
 
-// With an exact codec and exact records every cadence is the recurrence (leapquant.md 12.1,
-// pace.md 11.1 and 11.2). f32 against double: K terms of f32 rounding a token, contracted by the
-// rule itself, stay below 1e-5.
+// With an exact codec and exact records every cadence is the recurrence (of
+// LeapQuant and of PACE alike). f32 against double: K terms of f32 rounding a token, contracted by
+// the rule itself, stay below 1e-5.
 TEST(Step, ExactRecordsReproduceTheRecurrence) {
   ThreadPool threads(2);
   for (const LayerShape& s : shapes()) {
@@ -173,7 +173,7 @@ class RecordModel {
   std::vector<double> B_, W_;
 };
 
-// leapquant.md 12.1, 12.3 and 12.4: outputs and states are those of the records as stored. A u that
+// LeapQuant: outputs and states are those of the records as stored. A u that
 // f32 puts on the other side of a rounding boundary moves one code: 1e-4 of a vector at 8 bits, so
 // the bound is that of the format, and of f32 for f32.
 TEST(Step, RecordsRoundOnlyWhatTheyStore) {
@@ -205,7 +205,7 @@ TEST(Step, RecordsRoundOnlyWhatTheyStore) {
   }
 }
 
-// pace.md 11.2: replaying records in order, and solving (I + Lo) U = diag(beta)(V - diag(exp G) K
+// PACE: replaying records in order, and solving (I + Lo) U = diag(beta)(V - diag(exp G) K
 // S) once, are the same. The triangular form is computed here in double.
 TEST(Step, ReplayEqualsTheTriangularSolution) {
   ThreadPool threads(1);
@@ -254,7 +254,7 @@ TEST(Step, ReplayEqualsTheTriangularSolution) {
   EXPECT_LT(relative_error(dense(layer, 1, threads), X), 1e-5);
 }
 
-// pace.md 11.3: period 1 is a per-token quantiser, bit for bit, in the order that step.hpp states.
+// PACE: period 1 is a per-token quantiser, bit for bit, in the order that step.hpp states.
 TEST(Step, PeriodOneIsAPerTokenQuantiser) {
   ThreadPool threads(2);
   for (const LayerShape& s : shapes()) {
@@ -733,8 +733,8 @@ TEST(Window, AFullWindowFlushesLikeAForcedOne) {
   }
 }
 
-// leapquant.md 7: after a hand-over at N tokens the first boundary is the next multiple of the
-// period.
+// LeapQuant's absolute boundaries: after a hand-over at N tokens the first boundary is the next
+// multiple of the period.
 TEST(Window, AbsolutePhase) {
   ThreadPool threads(1);
   for (const std::int64_t n_tokens : {0, 1, 5, 7, 8, 1029}) {

@@ -346,7 +346,7 @@ TEST(Snapshot, RestoresBitForBitAtEveryWindowPhase) {
   }
 }
 
-// pace.md 11.8: a payload-only snapshot after a forced flush, restored, continues like a run with
+// PACE: a payload-only snapshot after a forced flush, restored, continues like a run with
 // the same flush and no restore.
 TEST(Snapshot, PayloadOnlyAfterAForcedFlush) {
   ThreadPool threads(1);

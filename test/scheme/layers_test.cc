@@ -60,7 +60,7 @@ double published_resident(const SchemeBits& bits) {
          static_cast<double>(bits.n_values);
 }
 
-// pace.md section 7.
+// PACE's accounting.
 TEST(Bits, PaceTable) {
   struct Row {
     const char* name;
@@ -96,7 +96,7 @@ TEST(Bits, PaceTable) {
   EXPECT_EQ(bits_of("pace:4/8", qwen, &plan).page_bytes, 26689536);
 }
 
-// stepquant.md section 6, G10: the full budget, allocated somehow.
+// STEPQuant's accounting: the full budget, allocated somehow.
 TEST(Bits, StepQuantTable) {
   const auto gdn = layers(48, 16, 48);
   const auto kda = layers(20, 32, 32, Gate::kChannel);
@@ -153,7 +153,7 @@ TEST(Bits, StepQuantTable) {
   }
 }
 
-// leapquant.md section 8: 19456, 15360 and 13312 bytes a head; windows as in window_test.
+// LeapQuant's accounting: 19456, 15360 and 13312 bytes a head; windows as in window_test.
 TEST(Bits, LeapQuantTable) {
   const auto shapes = layers(2, 1, 1);
   EXPECT_EQ(bits_of("leapquant:8", shapes).page_bytes, 2 * 19456);

@@ -30,7 +30,7 @@ double record_bytes(const LayerShape& s, Records records, RecordMode mode) {
          (16.0 * s.n_value_heads);
 }
 
-// pace.md section 5 and 7: bk dk / gamma + bv dv + 32 bits a token and value head, and the key
+// PACE's accounting: bk dk / gamma + bv dv + 32 bits a token and value head, and the key
 // scale of 16 / gamma bits beside it.
 TEST(WindowLayout, PaceRecords) {
   for (const int gamma : {2, 3}) {
@@ -48,7 +48,7 @@ TEST(WindowLayout, PaceRecords) {
   }
 }
 
-// leapquant.md section 8: 8192 bytes of k and u, 64 of weights (logs here); KDA 4096 of factors and
+// LeapQuant's accounting: 8192 bytes of k and u, 64 of weights (logs here); KDA 4096 of factors and
 // 512 of running sums.
 TEST(WindowLayout, LeapQuantBuffers) {
   const WindowLayout gdn(shape(1, 1, 128, 128), Records::kBf16, RecordMode::kU, 16);
