@@ -18,6 +18,7 @@ constexpr LayerShape kScalarFull{2, 4, 128, 128, Gate::kScalar};
 constexpr LayerShape kChannelFull{4, 4, 128, 128, Gate::kChannel};
 constexpr LayerShape kOdd{1, 3, 48, 80, Gate::kScalar};
 constexpr LayerShape kOddChannel{1, 2, 80, 48, Gate::kChannel};
+constexpr LayerShape kSmall{1, 2, 16, 32, Gate::kScalar};
 
 /// Widths by head or row; 2 bits among them, which scalar gates keep as signed levels.
 LayerPlan plan_of(const LayerShape& s) {
@@ -112,7 +113,7 @@ std::vector<Case> all_cases() {
     }
     // Narrow shapes: tiles, groups and planes that end inside a warp.
     if (!codec.starts_with("pace")) {
-      for (const LayerShape& shape : {kOdd, kOddChannel}) {
+      for (const LayerShape& shape : {kOdd, kOddChannel, kSmall}) {
         cases.push_back({codec + ",period=1", shape});
         cases.push_back({codec + ",period=3,records=int8", shape});
       }

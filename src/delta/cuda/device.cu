@@ -163,15 +163,22 @@ Result<std::unique_ptr<DeviceLayer>> DeviceLayer::make(const CompiledLayer& laye
       shared(kReadGroups, step_keys(view, shape.gate), 0, gate_room(shape.gate), staged);
   impl->rewrite_shared = shared(n_row_blocks, n_vectors, n_vectors, kMaxWidth, staged);
   impl->dense_shared = shared(1, 0, 0, kMaxWidth, 0);
-  const auto allow = [&](void (*kernel)(LaunchArgs), std::size_t bytes) {
-    return check(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "reserving " + std::to_string(bytes) + " bytes of shared memory");
-  };
-  SP_RETURN_IF_ERROR(allow(impl->kernels.step, impl->step_shared));
-  SP_RETURN_IF_ERROR(allow(impl->kernels.rewrite, impl->rewrite_shared));
-  SP_RETURN_IF_ERROR(allow(impl->kernels.rewrite_step, impl->rewrite_shared));
+  // A limit belongs to the kernel, which layers of other sizes share: raise it to the most there
+  // is.
+  int most_shared = 0;
+  SP_RETURN_IF_ERROR(
+      check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+            "asking for the shared memory of a block"));
+  if (std::max(impl->step_shared, impl->rewrite_shared) > static_cast<std::size_t>(most_shared)) {
+    return unsupported(what + " needs more shared memory than this device's " +
+                       std::to_string(most_shared) + " bytes a block");
+  }
+  for (Kernel kernel : {impl->kernels.step, impl->kernels.rewrite, impl->kernels.rewrite_step}) {
+    SP_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared),
+              "allowing " + std::to_string(most_shared) + " bytes of shared memory"));
+  }
   int resident = 0;
   SP_RETURN_IF_ERROR(
       check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
