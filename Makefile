@@ -4,8 +4,13 @@ PREFIX ?= /usr/local
 CCACHE := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 CXX_SOURCES = $(shell git ls-files '*.c' '*.cc' '*.hpp' '*.h' '*.cu' '*.cuh')
 
+SHELL := /bin/bash
+
 .DEFAULT_GOAL := help
-.PHONY: help packages demo test build install format lint clean
+# Sources for clang-tidy, as patterns; all of ours unless given.
+TIDY ?= $(CURDIR)/src/.*
+
+.PHONY: help packages demo test build install format lint tidy clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +41,11 @@ format:  ## Format the tracked C++ sources in place
 lint:  ## Check format and folder layering
 	clang-format-14 --dry-run -Werror $(CXX_SOURCES)
 	python3 cmake/check_layers.py
+
+tidy:  ## Run clang-tidy on all sources (build/dev must be configured)
+	@# The wrapper prints every command and clang's count of what it did not show: drop those lines.
+	@set -o pipefail; run-clang-tidy-14 -p build/dev -j $(JOBS) -quiet $(TIDY) 2>&1 | \
+	  sed -E '/^$$|warnings? generated|^clang-tidy-14 |^Suppressed|^Use -header-filter/d'
 
 clean:  ## Remove all build folders
 	rm -rf build
