@@ -47,11 +47,12 @@ function(sp_options target)
   endif()
 endfunction()
 
-# sp_test(NAME SOURCES ... LINK ... [TIMEOUT s] [THREADS]): one GoogleTest program and one entry of
-# ctest. THREADS marks a test whose threads share data: ThreadSanitizer runs those (target and label
-# "threads").
+# sp_test(NAME SOURCES ... LINK ... [TIMEOUT s] [THREADS] [BOUNDS]): one GoogleTest program and one
+# entry of ctest. THREADS marks a test whose threads share data: CI runs those under ThreadSanitizer.
+# BOUNDS marks one that walks over memory by computed offsets or reads what comes from outside: CI runs
+# those under AddressSanitizer. Each mark is a label of ctest and a target that builds its tests.
 function(sp_test name)
-  cmake_parse_arguments(ARG "THREADS" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "THREADS;BOUNDS" "TIMEOUT" "SOURCES;LINK" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -61,11 +62,14 @@ function(sp_test name)
   sp_options(${name})
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
-  if(ARG_THREADS)
-    set_tests_properties(${name} PROPERTIES LABELS threads)
-    if(NOT TARGET threads)
-      add_custom_target(threads)
+  foreach(mark THREADS BOUNDS)
+    if(ARG_${mark})
+      string(TOLOWER ${mark} label)
+      set_property(TEST ${name} APPEND PROPERTY LABELS ${label})
+      if(NOT TARGET ${label})
+        add_custom_target(${label})
+      endif()
+      add_dependencies(${label} ${name})
     endif()
-    add_dependencies(threads ${name})
-  endif()
+  endforeach()
 endfunction()
