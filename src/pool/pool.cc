@@ -152,8 +152,8 @@ Result<std::unique_ptr<StatePool>> StatePool::create(std::shared_ptr<const Compi
     impl.n_bytes = 0;
     return too_many();
   }
-  // A step walks from slot to slot: with small pages every few kilobytes would miss in the TLB. Where
-  // the kernel has no huge pages to give, nothing is lost.
+  // A step walks from slot to slot: with small pages every few kilobytes would miss in the TLB.
+  // Where the kernel has no huge pages to give, nothing is lost.
   (void)::madvise(memory, static_cast<std::size_t>(impl.n_bytes), MADV_HUGEPAGE);
   // Fresh pages read as zero and take memory only once touched.
   impl.memory = static_cast<std::uint8_t*>(memory);
