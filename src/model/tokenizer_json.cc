@@ -1,4 +1,4 @@
-// tokenizer.json -> TokenizerSpec. What would change ids and is not implemented is refused.
+// tokenizer.json -> TokenizerSpec. What would change ids and has no counterpart here is refused.
 #include <algorithm>
 #include <optional>
 #include <string>
