@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "base/half.hpp"
+#include "base/sum_lanes-inl.hpp"
 #include "codec/run_vectors-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -230,43 +231,15 @@ HWY_INLINE void with_decoder(RunCodes codes, Fn&& fn) {
   }
 }
 
-// Sums of the lanes of four vectors, always in the same order.
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void sum_lanes(const V (&v)[4], float* out) {
-  for (int o = 0; o < 4; ++o) out[o] = hn::GetLane(v[o]);
-}
-#else
-template <class DV>
-HWY_INLINE hn::Vec<hn::Full128<float> > sum_blocks(DV d, hn::Vec<DV> v) {
-  if constexpr (hn::MaxLanes(d) > 4) {
-    const hn::Half<DV> half;
-    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  } else {
-    return v;
-  }
-}
-
-HWY_INLINE void sum_lanes(const V (&v)[4], float* out) {
-  const D d;
-  const hn::Repartition<std::uint64_t, D> d64;
-  const V v01 = hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));
-  const V v23 = hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));
-  const auto w01 = hn::BitCast(d64, v01), w23 = hn::BitCast(d64, v23);
-  const V all = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, w01, w23)),
-                        hn::BitCast(d, hn::InterleaveUpper(d64, w01, w23)));
-  hn::StoreU(sum_blocks(d, all), hn::Full128<float>(), out);
-}
-#endif
-
 HWY_INLINE void store_columns(const V (&sum_p)[4], const V (&sum_r)[4], int n, float* p, float* r) {
   if (n == 4) {
-    sum_lanes(sum_p, p);
-    sum_lanes(sum_r, r);
+    sum_lanes(D(), sum_p, p);
+    sum_lanes(D(), sum_r, r);
     return;
   }
   float four[2][4];
-  sum_lanes(sum_p, four[0]);
-  sum_lanes(sum_r, four[1]);
+  sum_lanes(D(), sum_p, four[0]);
+  sum_lanes(D(), sum_r, four[1]);
   for (int o = 0; o < n; ++o) p[o] = four[0][o], r[o] = four[1][o];
 }
 
@@ -517,7 +490,7 @@ void read_low_rank_kernel(const std::uint8_t* factors, int rank, int K, int V_, 
       sums[2 + odd] = hn::MulAdd(hn::LoadU(d, b + i), key, sums[2 + odd]);
     }
     float along[4];
-    sum_lanes(sums, along);
+    sum_lanes(D(), sums, along);
     float along_a = along[0] + along[1], along_b = along[2] + along[3];
     for (; i < K; ++i) {
       const float key = hn::GetLane(load_halves(one, factors, i));

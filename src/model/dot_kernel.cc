@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include "base/check.hpp"
+#include "base/sum_lanes-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace statepack::HWY_NAMESPACE {
@@ -74,34 +75,6 @@ struct WF32 : WNatural {
   }
 };
 
-// Sums of the lanes of four vectors, always in the same order.
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void sum_lanes(const V (&v)[4], float* out) {
-  for (int o = 0; o < 4; ++o) out[o] = hn::GetLane(v[o]);
-}
-#else
-template <class DV>
-HWY_INLINE hn::Vec<hn::Full128<float> > sum_blocks(DV d, hn::Vec<DV> v) {
-  if constexpr (hn::MaxLanes(d) > 4) {
-    const hn::Half<DV> half;
-    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  } else {
-    return v;
-  }
-}
-
-HWY_INLINE void sum_lanes(const V (&v)[4], float* out) {
-  const D d;
-  const hn::Repartition<std::uint64_t, D> d64;
-  const V v01 = hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));
-  const V v23 = hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));
-  const auto w01 = hn::BitCast(d64, v01), w23 = hn::BitCast(d64, v23);
-  const V all = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, w01, w23)),
-                        hn::BitCast(d, hn::InterleaveUpper(d64, w01, w23)));
-  hn::StoreU(sum_blocks(d, all), hn::Full128<float>(), out);
-}
-#endif
-
 // R rows of x against four rows of w: 4 R accumulators hide the latency of the multiply-adds.
 template <class W, int R>
 HWY_INLINE void tile(const float* x, std::int64_t width, const std::byte* const* w, std::int64_t K,
@@ -139,10 +112,10 @@ HWY_INLINE void tile(const float* x, std::int64_t width, const std::byte* const*
   }
   for (int r = 0; r < R; ++r) {
     if (n_valid == 4) {
-      sum_lanes(acc[r], y + r * y_stride);
+      sum_lanes(D(), acc[r], y + r * y_stride);
     } else {
       float four[4];
-      sum_lanes(acc[r], four);
+      sum_lanes(D(), acc[r], four);
       for (int o = 0; o < n_valid; ++o) y[r * y_stride + o] = four[o];
     }
   }
