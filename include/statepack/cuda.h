@@ -4,7 +4,9 @@
  * sp_cuda_step, sp_cuda_flush, sp_cuda_hand_over and sp_cuda_restore_dense queue kernels on a
  * stream (a cudaStream_t; NULL is the default stream) of the device on which the pool was made, and
  * return: nothing is allocated, nothing waits, so they can be captured in a graph. Their arrays,
- * slots included, are in device memory. All other calls wait until the device is idle.
+ * slots included, are in device memory. Those of one pool must be ordered, by one stream or by
+ * events: they share its bookkeeping. All other calls wait until the device is idle; the pool's
+ * device must be the current one.
  */
 #ifndef STATEPACK_CUDA_H
 #define STATEPACK_CUDA_H
@@ -47,12 +49,15 @@ sp_code sp_cuda_slot_conv(sp_cuda_pool* pool, int64_t slot, float** conv);
 
 /* As sp_step. What a host would have to look at is not refused: a row whose slot does not exist
  * gets NaN output and touches nothing; a slot that two rows write, or one writes and another reads,
- * is left undefined. A value that is not finite quarantines the slot and the row's output is NaN;
- * heads of a page that was being rewritten may have been written before. `positions` is not read.
+ * is left undefined. A value that is not finite quarantines the slot and its head's output is NaN
+ * (with plain values at period 1, its 32 columns'); the row's other heads may still give numbers in
+ * that step, and may have been written where a page was being rewritten. From the next step on the
+ * whole row is NaN. `positions` is not read.
  */
 sp_code sp_cuda_step(sp_cuda_pool* pool, const sp_step_args* args, void* stream);
 
-/* Rounds the open windows of n_slots listed slots (int64) of one layer now. */
+/* Rounds the open windows of n_slots listed slots (int64) of one layer now. A slot listed twice is
+ * left undefined. */
 sp_code sp_cuda_flush(sp_cuda_pool* pool, int32_t layer, const int64_t* slots, int32_t n_slots,
                       void* stream);
 

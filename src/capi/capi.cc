@@ -17,6 +17,54 @@ std::string& last_error() {
   return error;
 }
 
+Status need_layer(const CompiledScheme& scheme, std::int32_t layer) {
+  const auto n = static_cast<std::int32_t>(scheme.layers().size());
+  if (layer >= 0 && layer < n) return {};
+  return invalid("layer " + std::to_string(layer) +
+                 " does not exist; the scheme was compiled for " + std::to_string(n) +
+                 " recurrent layers, counted from 0");
+}
+
+Status check_step_args(const sp_step_args* args, const CompiledScheme& scheme) {
+  SP_RETURN_IF_ERROR(need_struct(args, "args"));
+  SP_RETURN_IF_ERROR(need_layer(scheme, args->layer));
+  if (args->n_rows < 0) return invalid("n_rows " + std::to_string(args->n_rows) + " is negative");
+  if (args->first_valid_slot < 1) {
+    return invalid("first_valid_slot " + std::to_string(args->first_valid_slot) +
+                   " would make slot 0 a slot; this pool's slots begin at 1");
+  }
+  if (args->n_rows == 0) return {};
+  const std::pair<const void*, const char*> pointers[] = {{args->read_slots, "read_slots"},
+                                                          {args->q, "q"},
+                                                          {args->k, "k"},
+                                                          {args->v, "v"},
+                                                          {args->g, "g"},
+                                                          {args->beta, "beta"},
+                                                          {args->out, "out"}};
+  for (const auto& [pointer, name] : pointers) SP_RETURN_IF_ERROR(need(pointer, name));
+  if (args->gates != SP_GATES_FINISHED && args->gates != SP_GATES_RAW) {
+    return invalid("gates " + std::to_string(args->gates) +
+                   " is neither SP_GATES_FINISHED nor SP_GATES_RAW");
+  }
+  if (args->gates == SP_GATES_RAW) {
+    SP_RETURN_IF_ERROR(need(args->A_log, "A_log"));
+    SP_RETURN_IF_ERROR(need(args->dt_bias, "dt_bias"));
+    if (!(args->lower_bound <= 0) || !std::isfinite(args->lower_bound)) {
+      return invalid("lower_bound must be a negative number, or 0 for none");
+    }
+  }
+  if (args->reserved != 0 || args->reserved_2 != 0) {
+    return invalid("the reserved fields of args must be 0");
+  }
+  const LayerShape& s = scheme.layers()[static_cast<std::size_t>(args->layer)].shape;
+  if (args->n_rows > 1 && args->out_stride < std::int64_t{s.n_value_heads} * s.V) {
+    return invalid("out_stride " + std::to_string(args->out_stride) + " is less than the " +
+                   std::to_string(std::int64_t{s.n_value_heads} * s.V) +
+                   " floats of a row, so that rows would overwrite one another");
+  }
+  return {};
+}
+
 }  // namespace statepack::capi
 
 using statepack::Code;
@@ -57,11 +105,7 @@ Status need_slot(const sp_pool* pool, std::int64_t slot) {
 
 Status need_layer(const sp_pool* pool, std::int32_t layer) {
   SP_RETURN_IF_ERROR(need(pool, "pool"));
-  const auto n = static_cast<std::int32_t>(pool->slots->scheme().layers().size());
-  if (layer >= 0 && layer < n) return {};
-  return invalid("layer " + std::to_string(layer) +
-                 " does not exist; the scheme was compiled for " + std::to_string(n) +
-                 " recurrent layers, counted from 0");
+  return statepack::capi::need_layer(pool->slots->scheme(), layer);
 }
 
 Status need_used(const sp_pool* pool, std::int64_t slot) {
@@ -137,43 +181,7 @@ struct Prepared {
 
 Status check_step(const sp_pool* pool, const sp_step_args* args) {
   SP_RETURN_IF_ERROR(need(pool, "pool"));
-  SP_RETURN_IF_ERROR(need_struct(args, "args"));
-  SP_RETURN_IF_ERROR(need_layer(pool, args->layer));
-  if (args->n_rows < 0) return invalid("n_rows " + std::to_string(args->n_rows) + " is negative");
-  if (args->first_valid_slot < 1) {
-    return invalid("first_valid_slot " + std::to_string(args->first_valid_slot) +
-                   " would make slot 0 a slot; this pool's slots begin at 1");
-  }
-  if (args->n_rows == 0) return {};
-  const std::pair<const void*, const char*> pointers[] = {{args->read_slots, "read_slots"},
-                                                          {args->q, "q"},
-                                                          {args->k, "k"},
-                                                          {args->v, "v"},
-                                                          {args->g, "g"},
-                                                          {args->beta, "beta"},
-                                                          {args->out, "out"}};
-  for (const auto& [pointer, name] : pointers) SP_RETURN_IF_ERROR(need(pointer, name));
-  if (args->gates != SP_GATES_FINISHED && args->gates != SP_GATES_RAW) {
-    return invalid("gates " + std::to_string(args->gates) +
-                   " is neither SP_GATES_FINISHED nor SP_GATES_RAW");
-  }
-  if (args->gates == SP_GATES_RAW) {
-    SP_RETURN_IF_ERROR(need(args->A_log, "A_log"));
-    SP_RETURN_IF_ERROR(need(args->dt_bias, "dt_bias"));
-    if (!(args->lower_bound <= 0) || !std::isfinite(args->lower_bound)) {
-      return invalid("lower_bound must be a negative number, or 0 for none");
-    }
-  }
-  if (args->reserved != 0 || args->reserved_2 != 0) {
-    return invalid("the reserved fields of args must be 0");
-  }
-  const LayerShape& s = pool->slots->scheme().layers()[static_cast<std::size_t>(args->layer)].shape;
-  if (args->n_rows > 1 && args->out_stride < std::int64_t{s.n_value_heads} * s.V) {
-    return invalid("out_stride " + std::to_string(args->out_stride) + " is less than the " +
-                   std::to_string(std::int64_t{s.n_value_heads} * s.V) +
-                   " floats of a row, so that rows would overwrite one another");
-  }
-  return {};
+  return statepack::capi::check_step_args(args, pool->slots->scheme());
 }
 
 Status run_step(sp_pool* pool, const sp_step_args* args) {

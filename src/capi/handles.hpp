@@ -53,4 +53,10 @@ Status need_struct(const Struct* given, const char* name) {
                  "; set it to sizeof and compile with this library's header");
 }
 
+/// Errors: kInvalidArgument naming the layers there are.
+Status need_layer(const CompiledScheme& scheme, std::int32_t layer);
+/// What can be told of a step's arguments without reading their arrays, whatever device these are
+/// on; slots and their type are the caller's. Errors: kInvalidArgument.
+Status check_step_args(const sp_step_args* args, const CompiledScheme& scheme);
+
 }  // namespace statepack::capi

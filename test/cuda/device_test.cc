@@ -128,8 +128,8 @@ std::vector<Case> all_cases() {
 
 class EveryScheme : public testing::TestWithParam<Case> {};
 
-// Rows at different phases of their windows, in batches large enough for two launches and small
-// enough for one.
+// Rows at different phases of their windows. All heads are resident at once on a large device, so
+// this is rewrite_kernel; graph_test holds step_kernel against it.
 TEST_P(EveryScheme, StepsLikeTheCpu) {
   const LayerShape& s = GetParam().shape;
   constexpr int kRows = 5;

@@ -1,4 +1,4 @@
-// What only a device can show: graphs, far slots, and the time of an idle rewrite.
+// What only a device can show: graphs and far slots.
 #include <cuda_runtime.h>
 
 #include "device_layer.hpp"

@@ -1,6 +1,4 @@
 // The C API of device pools.
-#include <cmath>
-
 #include "capi/handles.hpp"
 #include "pool/cuda/device_pool.hpp"
 #include "statepack/cuda.h"
@@ -23,32 +21,16 @@ namespace {
 
 Status need_layer(const sp_cuda_pool* pool, std::int32_t layer) {
   SP_RETURN_IF_ERROR(need(pool, "pool"));
-  const auto n = static_cast<std::int32_t>(pool->slots->scheme().layers().size());
-  if (layer >= 0 && layer < n) return {};
-  return invalid("layer " + std::to_string(layer) +
-                 " does not exist; the scheme was compiled for " + std::to_string(n) +
-                 " recurrent layers, counted from 0");
+  return statepack::capi::need_layer(pool->slots->scheme(), layer);
 }
 
 Status run_step(const sp_cuda_pool* pool, const sp_step_args* args, void* stream) {
-  SP_RETURN_IF_ERROR(need_struct(args, "args"));
-  SP_RETURN_IF_ERROR(need_layer(pool, args->layer));
+  SP_RETURN_IF_ERROR(need(pool, "pool"));
+  SP_RETURN_IF_ERROR(statepack::capi::check_step_args(args, pool->slots->scheme()));
+  if (args->n_rows == 0) return {};
   if (args->slot_type != SP_SLOTS_I64 && args->slot_type != SP_SLOTS_I32) {
     return invalid("slot_type " + std::to_string(args->slot_type) +
                    " is neither SP_SLOTS_I64 nor SP_SLOTS_I32");
-  }
-  if (args->gates != SP_GATES_FINISHED && args->gates != SP_GATES_RAW) {
-    return invalid("gates " + std::to_string(args->gates) +
-                   " is neither SP_GATES_FINISHED nor SP_GATES_RAW");
-  }
-  if (args->first_valid_slot < 1) {
-    return invalid("first_valid_slot must be at least 1: slot 0 is no slot of a pool");
-  }
-  if (!(args->lower_bound <= 0) || !std::isfinite(args->lower_bound)) {
-    return invalid("lower_bound must be a negative number, or 0 for none");
-  }
-  if (args->reserved != 0 || args->reserved_2 != 0) {
-    return invalid("the reserved fields of args must be 0");
   }
   statepack::cuda::TokenView token;
   token.n_rows = args->n_rows;
@@ -65,7 +47,7 @@ Status run_step(const sp_cuda_pool* pool, const sp_step_args* args, void* stream
   token.raw_gates = args->gates == SP_GATES_RAW;
   token.A_log = args->A_log;
   token.dt_bias = args->dt_bias;
-  token.lower_bound = args->lower_bound;
+  token.lower_bound = token.raw_gates ? args->lower_bound : 0.0f;
   token.out = args->out, token.out_stride = args->out_stride;
   const DevicePool& slots = *pool->slots;
   return slots.kernels(args->layer)
@@ -158,7 +140,7 @@ sp_code sp_cuda_slot_conv(sp_cuda_pool* pool, int64_t slot, float** conv) {
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need(pool, "pool"));
     SP_RETURN_IF_ERROR(need(conv, "conv"));
-    SP_RETURN_IF_ERROR(pool->slots->state(slot).status());
+    SP_RETURN_IF_ERROR(pool->slots->need_used(slot));
     *conv = pool->slots->conv(slot);
     return {};
   });
@@ -182,6 +164,7 @@ sp_code sp_cuda_hand_over(sp_cuda_pool* pool, int32_t layer, int64_t slot, const
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need_layer(pool, layer));
     const DevicePool& to = *pool->slots;
+    SP_RETURN_IF_ERROR(to.need_used(slot));
     return to.kernels(layer).hand_over(to.layer(layer), slot, S, n_tokens, to.workspace(), stream);
   });
 }
@@ -191,6 +174,7 @@ sp_code sp_cuda_restore_dense(sp_cuda_pool* pool, int32_t layer, int64_t slot, f
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need_layer(pool, layer));
     const DevicePool& from = *pool->slots;
+    SP_RETURN_IF_ERROR(from.need_used(slot));
     return from.kernels(layer).restore_dense(from.layer(layer), slot, S, from.workspace(), stream);
   });
 }

@@ -47,12 +47,13 @@ class DeviceLayer {
   /// exist gets NaN output and touches nothing; two rows that write one slot, or one that writes
   /// what another reads, are the caller's fault and leave that slot undefined.
   ///
-  /// A head whose values are not finite quarantines the slot (fault word 1), gives NaN output and
-  /// writes nothing. Of its row's other heads, those that did not see the fault word give their
-  /// numbers in that step; from the next step on all give NaN. Heads neither wait for one another
-  /// nor undo: while a window is open, page, cursor and the records below it stay as they were, but
-  /// where the page is rewritten other heads may have written theirs. The fault word keeps all of
-  /// them from being read until the slot is freed.
+  /// A head whose values are not finite (32 columns of it, where pages are plain values and period
+  /// is 1) quarantines the slot (fault word 1), gives NaN output and writes nothing. Of its row's
+  /// other heads, those that did not see the fault word give their numbers in that step; from the
+  /// next step on all give NaN. Heads neither wait for one another nor undo: while a window is
+  /// open, page, cursor and the records below it stay as they were, but where the page is rewritten
+  /// other heads may have written theirs. The fault word keeps all of them from being read until
+  /// the slot is freed.
   ///
   /// Errors: kInvalidArgument (more rows than the workspace holds, a missing pointer), kUnsupported
   /// (the launch failed).

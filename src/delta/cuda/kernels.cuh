@@ -4,13 +4,13 @@
 //   rewrite_kernel  rows whose page changes: period 1, a complete window, flush, hand-over; and the
 //                   restore of a dense state
 //   dense_kernel    period 1 where pages are plain values: columns are independent, so a block
-//   takes
-//                   a few of them and a small batch still fills the machine
+//                   takes kDenseColumns of a head and a small batch still fills the machine
 //
-// A block works on one value head of one row, in one fixed order. Where there are windows, a row's
-// heads meet in a ticket: the last to arrive moves the cursor on, unless a head has failed. A
-// failed head writes nothing but NaN output; heads of the row that were done before may have
-// written theirs. The fault word keeps such a slot from being read until it is freed.
+// A block works on one value head of one row (dense_kernel: on its columns), in one fixed order.
+// Where there are windows, a row's heads meet in a ticket: the last to arrive moves the cursor on,
+// unless a head has failed. A failed head (or its columns) writes nothing but NaN output; heads of
+// the row that were done before may have written theirs. The fault word keeps such a slot from
+// being read until it is freed.
 #pragma once
 
 #include <type_traits>
@@ -55,7 +55,8 @@ __device__ inline std::int64_t load_slot(const TokenView& token, const void* slo
 /// A row as every block of it sees it.
 struct RowPlace {
   std::int64_t read = 0, write = 0;
-  bool padding = false, outside = false, faulty = false;
+  bool padding = false, outside = false;
+  bool faulty = false;  // as this thread saw it: a block asks all of its threads before it acts
   int fill = 0, limit = 0;
 
   __device__ RowPlace(const LaunchArgs& a, int row) {
@@ -566,7 +567,7 @@ __global__ void __launch_bounds__(32 * kReadGroups, 7)
     return fill_output(b, out, place.padding ? 0.0f : nan_value());
   }
   const Cursor next{place.fill + 1, place.limit};
-  if (place.faulty) {
+  if (__syncthreads_or(place.faulty)) {  // see RowPlace::faulty
     fill_output(b, out, nan_value());
     return settle(b, a, place, task.row, true, next);
   }
@@ -792,7 +793,7 @@ __device__ inline void rewrite_head(const Block& b, const LaunchArgs& a, const L
   }
   if ((use == Use::kAny && what == Rewrite::kHandOver)) next.limit = a.limit;
   if (!due) next = Cursor{place.fill + 1, place.limit};
-  if (place.faulty) {
+  if (__syncthreads_or(place.faulty)) {  // see RowPlace::faulty
     if ((use == Use::kAny && what == Rewrite::kRestore)) {
       for (int at = b.thread; at < b.K * b.V; at += b.n_threads) dense[at] = nan_value();
       return;
@@ -966,7 +967,7 @@ __global__ void __launch_bounds__(32 * kDenseWarps, 6)
         line < b.K && inside ? *reinterpret_cast<const Four*>(from + line * b.V + column) : Four{};
   }
   Shared s(shared_memory, 1, 0, 0, kMaxWidth);
-  if (place.faulty) {
+  if (__syncthreads_or(place.faulty)) {  // see RowPlace::faulty
     if (owner) out[mine] = nan_value();
     return settle(b, a, place, task.row, true, Cursor{});
   }
@@ -1063,7 +1064,7 @@ struct KernelSet {
   Kernel step = nullptr;
   Kernel rewrite = nullptr;       // whatever is asked
   Kernel rewrite_step = nullptr;  // rows of a step: the same or a faster one
-  Kernel dense = nullptr;         // null: period 1 goes to `rewrite`
+  Kernel dense = nullptr;         // null: period 1 goes to `rewrite_step`
   int (*staged_bytes)(const LayerView&) = nullptr;
 };
 

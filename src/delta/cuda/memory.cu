@@ -7,6 +7,7 @@ namespace statepack::cuda {
 Status check(int code, const std::string& what) {
   if (code == cudaSuccess) return {};
   const auto error = static_cast<cudaError_t>(code);
+  (void)cudaGetLastError();  // reported here; the next launch must not report it again
   return {error == cudaErrorMemoryAllocation ? Code::kExhausted : Code::kUnsupported,
           what + " failed on the device: " + cudaGetErrorString(error)};
 }
@@ -22,7 +23,7 @@ Result<DeviceBytes> DeviceBytes::make(std::size_t n) {
   SP_RETURN_IF_ERROR(check(cudaMalloc(&data, n), "allocating " + std::to_string(n) + " bytes"));
   bytes.data_ = static_cast<std::uint8_t*>(data);
   bytes.n_ = n;
-  SP_RETURN_IF_ERROR(check(cudaMemset(data, 0, n), "clearing new memory"));
+  SP_RETURN_IF_ERROR(clear(data, n));
   return Result<DeviceBytes>(std::move(bytes));
 }
 
@@ -36,7 +37,9 @@ Status wait_for_device() { return check(cudaDeviceSynchronize(), "waiting"); }
 Status copy_to_device(void* to, const void* from, std::size_t n) {
   if (n == 0) return {};
   SP_RETURN_IF_ERROR(wait_for_device());
-  return check(cudaMemcpy(to, from, n, cudaMemcpyHostToDevice), "copying to the device");
+  SP_RETURN_IF_ERROR(
+      check(cudaMemcpy(to, from, n, cudaMemcpyHostToDevice), "copying to the device"));
+  return wait_for_device();  // from pageable memory the copy may still be under way
 }
 
 Status copy_to_host(void* to, const void* from, std::size_t n) {

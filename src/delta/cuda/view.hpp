@@ -86,7 +86,7 @@ enum class Rewrite : std::uint8_t {
   kEveryRow,  ///< every row of a step, due or not
   kDueRows,   ///< the rows of a step that the step kernel has listed
   kFlush,     ///< open windows of read_slots [n_rows]
-  kHandOver,  ///< dense [HV][K][V] becomes the page of read_slots[0]
+  kHandOver,  ///< dense [HV][K][V] becomes the page of `slot`
   kRestore,   ///< the reverse
 };
 

@@ -1,6 +1,7 @@
 #include "pool/cuda/device_pool.hpp"
 
 #include <cstddef>
+#include <limits>
 #include <string>
 
 #include "base/check.hpp"
@@ -14,6 +15,12 @@ Result<std::unique_ptr<DevicePool>> DevicePool::create(std::shared_ptr<const Com
                   "a device pool needs at least one slot and one row, not " +
                       std::to_string(config.n_slots) + " and " + std::to_string(config.max_rows));
   }
+  constexpr std::int64_t kMaxSlots = std::int64_t{1} << 32;
+  if (config.n_slots > kMaxSlots) {
+    return Status(Code::kInvalidArgument, "a device pool of " + std::to_string(config.n_slots) +
+                                              " slots; it holds at most " +
+                                              std::to_string(kMaxSlots));
+  }
   std::unique_ptr<DevicePool> pool(new DevicePool);
   SP_ASSIGN_OR_RETURN(pool->staging_,
                       StatePool::create(scheme, {.n_slots = 1, .conv_floats = config.conv_floats}));
@@ -24,6 +31,11 @@ Result<std::unique_ptr<DevicePool>> DevicePool::create(std::shared_ptr<const Com
   }
   pool->n_slots_ = config.n_slots;
   pool->slot_bytes_ = static_cast<std::int64_t>(pool->staging_->memory(pool->staging_slot_).size());
+  if (pool->slot_bytes_ > std::numeric_limits<std::int64_t>::max() / (config.n_slots + 1)) {
+    return Status(Code::kExhausted, std::to_string(config.n_slots) + " slots of " +
+                                        std::to_string(pool->slot_bytes_) +
+                                        " bytes fit no device; make a smaller pool");
+  }
   SP_ASSIGN_OR_RETURN(
       pool->memory_,
       DeviceBytes::make(static_cast<std::size_t>((config.n_slots + 1) * pool->slot_bytes_)));
@@ -52,6 +64,11 @@ Status DevicePool::check_used(std::int64_t slot) const {
   if (used_[static_cast<std::size_t>(slot)]) return {};
   return {Code::kInvalidArgument,
           "slot " + std::to_string(slot) + " is free; allocate a slot before using it"};
+}
+
+Status DevicePool::need_used(std::int64_t slot) const {
+  const std::lock_guard lock(mutex_);
+  return check_used(slot);
 }
 
 Result<std::int64_t> DevicePool::alloc() {

@@ -19,9 +19,11 @@ struct DevicePoolConfig {
 /// Fixed memory on the current device, allocated once. A slot lies there as it does in a StatePool,
 /// byte for byte, so snapshots move between the two.
 ///
-/// step(), flush(), hand_over() and restore_dense() of kernels() queue work on a stream. The calls
-/// here instead wait until the device is idle, because they look at what that work left. They may
-/// run in several threads; a slot's contents belong to whoever holds it.
+/// step(), flush(), hand_over() and restore_dense() of kernels() queue work on a stream. All of one
+/// pool's share workspace(), so they must be ordered, by one stream or by events. The calls here
+/// instead wait until the current device, which must be the pool's, is idle, because they look at
+/// what that work left. They may run in several threads; a slot's contents belong to whoever holds
+/// it.
 class DevicePool {
  public:
   /// Errors: kExhausted, and kUnsupported for a scheme or shape without kernels.
@@ -42,6 +44,8 @@ class DevicePool {
   Status try_free(std::int64_t slot);
   /// Errors: kInvalidArgument for a slot that does not exist.
   Result<SlotState> state(std::int64_t slot) const;
+  /// Errors: kInvalidArgument for a slot that does not exist or is free. Does not wait.
+  Status need_used(std::int64_t slot) const;
 
   const DeviceLayer& kernels(int recurrent_layer) const {
     return *layers_[static_cast<std::size_t>(recurrent_layer)];
@@ -63,7 +67,7 @@ class DevicePool {
 
  private:
   DevicePool() = default;
-  Status check_used(std::int64_t slot) const;
+  Status check_used(std::int64_t slot) const;  // needs the lock
   std::uint8_t* slot_at(std::int64_t slot) const { return memory_.data() + slot * slot_bytes_; }
   /// The slot's bytes into the staging slot, whatever they are. Needs the lock.
   Status fetch(std::int64_t slot) const;
