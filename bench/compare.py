@@ -6,8 +6,8 @@
 
 Prints for every benchmark the median time of its repetitions in both files and their ratio (above 1:
 the second file is faster), and marks those whose output digests differ. With one file and --against,
-every benchmark of that file is set against the named one with the same suffix (gate, rows), per head:
-`--against fp32` gives the ratios of docs/performance.md."""
+every benchmark of that file is set against the named one with the same suffix (gate and rows, or
+sequences): `--against fp32` gives the ratios of docs/performance.md."""
 
 import argparse
 import collections
@@ -36,16 +36,16 @@ def load(path):
     return medians, digests
 
 
-def field(medians, time):
-    """The field to compare."""
-    return time or ("best_cpu_ns" if all("best_cpu_ns" in f for f in medians.values())
-                    else "cpu_time")
+def field(time, *files):
+    """The field to compare: one that every benchmark of every file has."""
+    return time or ("best_cpu_ns" if all("best_cpu_ns" in fields for medians in files
+                                         for fields in medians.values()) else "cpu_time")
 
 
 def compare(before, after, time):
     """Rows of two files; returns whether a digest differs."""
     (old, old_digests), (new, new_digests) = load(before), load(after)
-    time = field(new, time)
+    time = field(time, old, new)
     differs = False
     print(f"{'benchmark':60} {'before':>12} {'after':>12} {'ratio':>7}")
     for name in (n for n in old if n in new):
@@ -62,11 +62,13 @@ def compare(before, after, time):
 def against(path, scheme, time):
     """Rows of one file against one of its schemes."""
     medians, _ = load(path)
-    time = field(medians, time)
+    time = field(time, medians)
     print(f"{'benchmark':60} {time:>12} {'ratio':>7}")
     for name, fields in medians.items():
-        parts = name.split("/")  # step/<scheme, which may hold a slash>/<gate>/rows:<n>/...
-        gate = next(i for i, part in enumerate(parts) if part in ("scalar", "channel"))
+        # step/<scheme, which may hold a slash>/<gate>/rows:<n>/..., or decode/<scheme>/<n>[/...]
+        parts = name.split("/")
+        gate = next((i for i, part in enumerate(parts)
+                     if part in ("scalar", "channel") or part.isdigit() and i > 1), len(parts))
         reference = medians.get("/".join([parts[0], scheme, *parts[gate:]]))
         ratio = f"{reference[time] / fields[time]:7.2f}" if reference else "      -"
         print(f"{name:60} {fields[time]:12.4g} {ratio}")

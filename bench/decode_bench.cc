@@ -58,7 +58,7 @@ Status register_all(Model& model, ThreadPool& threads, const std::string& dir,
     SP_ASSIGN_OR_RETURN(
         const auto compiled,
         plans.compile(scheme, model.config().recurrent_shapes(), model.fingerprint()));
-    for (const std::int64_t n : {1, 8, 64, 256, 1024}) {
+    for (const std::int64_t n : kBenchBatches) {
       const std::string label = "decode/" + name + "/" + std::to_string(n);
       benchmark::RegisterBenchmark(label.c_str(),
                                    [&model, &threads, compiled, n](benchmark::State& state) {
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   const std::string dir = argc > 1 ? argv[1] : SP_SOURCE_DIR "/models/statepack-gdn";
   std::vector<std::string> schemes(argv + std::min(argc, 2), argv + argc);
-  if (schemes.empty()) schemes = {"fp32", "pace:4", "leapquant:8"};
+  if (schemes.empty()) schemes.assign(std::begin(kBenchSchemes), std::end(kBenchSchemes));
   ThreadPool threads;
   const auto model = Model::load(dir, threads);
   const Status status = model.ok() ? register_all(**model, threads, dir, schemes) : model.status();

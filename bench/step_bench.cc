@@ -3,8 +3,7 @@
 //
 // - ns_per_head: wall time of one head of one sequence, all threads at work together
 // - best_cpu_ns: processor time of a head in the fastest iteration, threads added up: what a
-// machine
-//   that other programs use shows best
+//   machine that other programs use shows best
 // - bytes: what a head must move, its page and the records of its window and what is written
 // - GB/s: bytes over wall time
 // - of_ceiling: GB/s over what this machine reaches on the same threads, the read stream for packed

@@ -14,11 +14,12 @@ namespace statepack::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Schemes = std::vector<std::shared_ptr<const CompiledScheme>>;
 
 struct Options {
   ModelOptions model;
-  std::vector<std::string> states = {"fp32", "pace:4/8", "leapquant:8"};
-  std::vector<std::int64_t> batches = {1, 8, 64, 256, 1024};
+  std::vector<std::string> states{std::begin(kBenchSchemes), std::end(kBenchSchemes)};
+  std::vector<std::int64_t> batches{std::begin(kBenchBatches), std::end(kBenchBatches)};
   std::int64_t prompt = 16;
   std::int64_t steps = 64;
 };
@@ -54,15 +55,13 @@ Json case_json(const std::string& name, const DecodeFigures& f, double speedup) 
 
 /// Runs one batch size under every scheme in turns; `speedups` are medians over the turns of the
 /// first scheme's time by the scheme's own.
-Result<std::vector<DecodeFigures>> run_batch(const Session& session, const Options& options,
-                                             std::int64_t n_sequences,
+Result<std::vector<DecodeFigures>> run_batch(const Session& session, const Schemes& schemes,
+                                             const Options& options, std::int64_t n_sequences,
                                              std::vector<double>* speedups) {
   std::vector<std::unique_ptr<DecodeBench>> benches;
-  for (const std::string& state : options.states) {
-    SP_ASSIGN_OR_RETURN(auto scheme, session.compile(state));
-    SP_ASSIGN_OR_RETURN(auto bench,
-                        DecodeBench::create(*session.model, std::move(scheme), *session.threads,
-                                            {n_sequences, options.prompt}));
+  for (const auto& scheme : schemes) {
+    SP_ASSIGN_OR_RETURN(auto bench, DecodeBench::create(*session.model, scheme, *session.threads,
+                                                        {n_sequences, options.prompt}));
     benches.push_back(std::move(bench));
   }
   for (std::int64_t done = 0; done < options.steps; done += kTurn) {
@@ -98,14 +97,24 @@ Result<int> bench(const Options& options) {
                                      "p50 ms", "p95 ms",    "state/seq", "pool"};
   for (const std::string_view part : kPartNames) header.push_back(fmt::format("{} %", part));
   header.push_back("sampling %");
+  Schemes schemes;  // all of them before the first batch: a misspelt one costs no run
+  for (const std::string& state : options.states) {
+    SP_ASSIGN_OR_RETURN(auto scheme, session.compile(state));
+    schemes.push_back(std::move(scheme));
+  }
   Table table(header);
   Json cases = Json::array();
+  Status stopped;  // what ends the run early; finished batches are printed all the same
   for (const std::int64_t n : options.batches) {
     std::vector<double> speedups;
-    SP_ASSIGN_OR_RETURN(const std::vector<DecodeFigures> figures,
-                        run_batch(session, options, n, &speedups));
-    for (std::size_t i = 0; i < figures.size(); ++i) {
-      const DecodeFigures& f = figures[i];
+    const Result<std::vector<DecodeFigures>> figures =
+        run_batch(session, schemes, options, n, &speedups);
+    if (!figures.ok()) {
+      stopped = figures.status();
+      break;
+    }
+    for (std::size_t i = 0; i < figures->size(); ++i) {
+      const DecodeFigures& f = (*figures)[i];
       cases.push_back(case_json(fmt::format("decode/{}/{}", options.states[i], n), f, speedups[i]));
       std::vector<std::string> row = {options.states[i],
                                       fmt::format("{}", n),
@@ -123,6 +132,7 @@ Result<int> bench(const Options& options) {
       table.add(std::move(row));
     }
   }
+  if (!stopped.ok() && cases.empty()) return stopped;
   if (options.model.json) {
     print_json({{"context",
                  {{"executable", "statepack bench"},
@@ -130,7 +140,7 @@ Result<int> bench(const Options& options) {
                   {"num_cpus", session.threads->n_threads()},
                   {"prompt_tokens", options.prompt}}},
                 {"benchmarks", cases}});
-    return kExitOk;
+    return stopped.ok() ? Result<int>(kExitOk) : Result<int>(stopped);
   }
   print(table.text());
   print(fmt::format(
@@ -138,7 +148,7 @@ Result<int> bench(const Options& options) {
       "this\none's, median over turns of {} steps; CPU: all threads, a step; p50, p95: from a "
       "sequence's token to\nits next.\n",
       options.steps, session.threads->n_threads(), options.prompt, kTurn));
-  return kExitOk;
+  return stopped.ok() ? Result<int>(kExitOk) : Result<int>(stopped);
 }
 
 }  // namespace

@@ -76,7 +76,8 @@ Status DecodeBench::fill(ThreadPool& threads) {
     request.params.max_tokens = engine_->max_context();
     std::vector<std::int32_t>* const first = &first_tokens_[static_cast<std::size_t>(i)];
     const Result<RequestId> id =
-        engine_->submit(std::move(request), [first](const TokenEvent& event) {
+        engine_->submit(std::move(request), [this, first](const TokenEvent& event) {
+          if (failure_.ok() && event.finish.has_value()) failure_ = event.status;
           if (event.choice == nullptr || std::ssize(*first) == kDigestTokens) return;
           first->push_back(event.choice->token);
         });
@@ -84,15 +85,16 @@ Status DecodeBench::fill(ThreadPool& threads) {
   }
   while (engine_->stats().prompt_tokens < config_.n_sequences * config_.n_prompt) {
     SP_RETURN_IF_ERROR(engine_->step());
+    SP_RETURN_IF_ERROR(failure_);  // a prompt that could not be read would be waited for
   }
   return engine_->step();  // what only the first full step does, such as growing scratch memory
 }
 
 Status DecodeBench::step() {
+  SP_RETURN_IF_ERROR(failure_);
   if (engine_->stats().n_running < config_.n_sequences) {
     return {Code::kExhausted,
-            fmt::format("a sequence ended before the last step: the context of {} tokens is full "
-                        "or its state is no longer finite",
+            fmt::format("a sequence ended before the last step: the context of {} tokens is full",
                         engine_->max_context())};
   }
   model_.time_parts(&part_ns_);

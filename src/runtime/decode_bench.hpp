@@ -15,6 +15,10 @@ struct DecodeBenchConfig {
   std::int64_t n_prompt = 16;  ///< tokens that every sequence has read before the first step
 };
 
+/// What the programs run unless told otherwise.
+inline constexpr const char* kBenchSchemes[] = {"fp32", "pace:4", "leapquant:8"};
+inline constexpr std::int64_t kBenchBatches[] = {1, 8, 64, 256, 1024};
+
 /// Figures of one scheme and batch.
 struct DecodeFigures {
   std::int64_t n_steps = 0;
@@ -43,13 +47,14 @@ class DecodeBench {
   static constexpr std::int64_t kDigestTokens = 16;
 
   /// Reads all prompts. `model` and `threads` must outlive it. Errors: kInvalidArgument (a number
-  /// below 1, a prompt that fills the context), as StatePool::create() and Engine::step().
+  /// below 1, a prompt that fills the context), as StatePool::create(), Engine::step() and
+  /// Model::prefill().
   static Result<std::unique_ptr<DecodeBench>> create(Model& model,
                                                      std::shared_ptr<const CompiledScheme> scheme,
                                                      ThreadPool& threads,
                                                      const DecodeBenchConfig& config);
-  /// Decodes one token of every sequence. Errors: as Engine::step(); kExhausted when a sequence
-  /// reached the end of the context.
+  /// Decodes one token of every sequence. Errors: as Engine::step(); kNotFinite when a state
+  /// left f32, kExhausted when a sequence reached the end of the context.
   Status step();
   /// Wall time of the steps so far, in nanoseconds.
   const std::vector<std::int64_t>& step_ns() const { return step_ns_; }
@@ -66,6 +71,7 @@ class DecodeBench {
   DecodeBenchConfig config_;
   std::unique_ptr<StatePool> pool_;
   std::unique_ptr<Engine> engine_;
+  Status failure_;  ///< of the first sequence that ended with an error
   std::vector<std::vector<std::int32_t>> first_tokens_;  ///< of every sequence, for the digest
   std::vector<std::int64_t> step_ns_;
   std::int64_t cpu_ns_ = 0;

@@ -319,10 +319,20 @@ TEST_F(CliTest, BenchComparesSchemes) {
   EXPECT_LT(int8["resident_bytes"], d["benchmarks"][2]["resident_bytes"]);
   double shares = 0;
   for (const auto& [key, value] : int8.items()) {
-    if (key.rfind("share_", 0) == 0) shares += value.get<double>();
+    if (key.rfind("share_", 0) != 0) continue;
+    EXPECT_GE(value.get<double>(), 0) << key;
+    shares += value.get<double>();
   }
+  EXPECT_GT(int8["share_state"], 0.0);
   EXPECT_NEAR(shares, 1, 1e-9);
   EXPECT_THAT(run(arguments).out, AllOf(HasSubstr("tokens/s"), HasSubstr("feed-forward %")));
+  expect_refused({"bench", "-m", kModel, "--state", "fp32", "int9"}, "int9");
+  // What is measured already is printed, whatever ends the run.
+  const Outcome o =
+      run({"bench", "-m", kModel, "--state", "int8", "--batch", "1,1000000", "--steps", "2"});
+  EXPECT_EQ(o.exit_code, 2);
+  EXPECT_THAT(o.out, HasSubstr("int8"));
+  EXPECT_THAT(o.err, HasSubstr("1000000 slots"));
 }
 
 TEST_F(CliTest, EvalResumesReportsAndGates) {

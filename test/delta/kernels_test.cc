@@ -102,6 +102,22 @@ TEST(HeadKernels, FindWhatIsNotFinite) {
           std::vector<float> hurt = S;
           hurt[at] = bad;
           EXPECT_GE(kernel::update(hurt.data(), K, V, by, X.data()), kernel::kInfBits);
+          const std::vector<float> a(static_cast<std::size_t>(K));
+          std::vector<float> p(static_cast<std::size_t>(V)), r = p;
+          EXPECT_GE(
+              kernel::read_two_and_peak(hurt.data(), K, V, a.data(), a.data(), p.data(), r.data()),
+              kernel::kInfBits);
+        }
+        // Of the two that correct() makes, either.
+        std::vector<float> p(static_cast<std::size_t>(V)), r = p, v = p, u = p, o = p;
+        EXPECT_LT(kernel::correct(p.data(), r.data(), v.data(), 0.5f, 1.0f, V, u.data(), o.data()),
+                  kernel::kInfBits);
+        for (std::vector<float>* hurt : {&p, &r, &v}) {
+          (*hurt)[static_cast<std::size_t>(V) / 2] = bad;
+          EXPECT_GE(
+              kernel::correct(p.data(), r.data(), v.data(), 0.5f, 1.0f, V, u.data(), o.data()),
+              kernel::kInfBits);
+          (*hurt)[static_cast<std::size_t>(V) / 2] = 0;
         }
       }
     }

@@ -1,5 +1,6 @@
 // The step against the reference recurrence, and the contracts that hold for every scheme.
 #include <limits>
+#include <numeric>
 
 #include "base/exp.hpp"
 #include "base/half.hpp"
@@ -58,9 +59,9 @@ TEST(Reference, GoldenStep) {
   }
 }
 
-// With an exact codec and exact records every cadence is the recurrence (of
-// LeapQuant and of PACE alike). f32 against double: K terms of f32 rounding a token, contracted by
-// the rule itself, stay below 1e-5.
+// With an exact codec and exact records every cadence is the recurrence, of LeapQuant and of
+// PACE alike. f32 against double: K terms of f32 rounding a token, contracted by the rule itself,
+// stay below 1e-5.
 TEST(Step, ExactRecordsReproduceTheRecurrence) {
   ThreadPool threads(2);
   for (const LayerShape& s : shapes()) {
@@ -417,43 +418,51 @@ TEST(Contract, PaddingGivesZeroAndTouchesNothing) {
   }
 }
 
-TEST(Contract, CopyOnWriteLeavesTheReadSlotAndEqualsInPlace) {
-  ThreadPool threads(2);
+// Two forks are divided by heads over two threads, sixteen by rows on one.
+class Forks : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Contract, Forks, testing::Values(2, 16));
+
+TEST_P(Forks, CopyOnWriteLeavesTheReadSlotAndEqualsInPlace) {
+  const int n_forks = GetParam();
+  ThreadPool threads(n_forks == 2 ? 2 : 1);
   for (const LayerShape& s : {kGrouped, shape(2, 4, 32, 64, Gate::kChannel)}) {
     for (const std::string& name : all_schemes(s)) {
-      OneLayer layer(name, s, 8);
+      OneLayer layer(name, s, n_forks + 4);
       Stream stream(6);
       Batch batch(s, 1);
       for (int t = 0; t < 9; ++t) {  // copies at every window phase
         stream.fill(batch);
         const auto before = layer.slot_bytes(1);
         // What was in the slots written to must not matter.
-        for (const int slot : {3, 4}) {
+        for (int slot = 3; slot < 3 + n_forks; ++slot) {
           std::memset(const_cast<std::uint8_t*>(layer.page(slot)), 0xff,
                       static_cast<std::size_t>(layer.layer.codec->page_bytes()));
           std::memset(layer.state().windows + slot * layer.window_stride, 0xff,
                       static_cast<std::size_t>(layer.layer.window.n_bytes()));
         }
-        Batch twice(s, 2);  // two forks of one slot in one batch
-        const auto doubled = [](const std::vector<float>& x) {
-          std::vector<float> y = x;
-          y.insert(y.end(), x.begin(), x.end());
+        Batch forks(s, n_forks);  // of one slot in one batch
+        const auto repeated = [&](const std::vector<float>& x) {
+          std::vector<float> y;
+          for (int i = 0; i < n_forks; ++i) y.insert(y.end(), x.begin(), x.end());
           return y;
         };
-        twice.q = doubled(batch.q), twice.k = doubled(batch.k), twice.v = doubled(batch.v);
-        twice.g = doubled(batch.g), twice.beta = doubled(batch.beta);
-        StepInput input = twice.input();
-        const std::int64_t read[] = {1, 1}, write[] = {3, 4};
-        input.read_slots = read;
-        input.write_slots = write;
+        forks.q = repeated(batch.q), forks.k = repeated(batch.k), forks.v = repeated(batch.v);
+        forks.g = repeated(batch.g), forks.beta = repeated(batch.beta);
+        StepInput input = forks.input();
+        const std::vector<std::int64_t> read(static_cast<std::size_t>(n_forks), 1);
+        std::vector<std::int64_t> write(read.size());
+        std::iota(write.begin(), write.end(), 3);
+        input.read_slots = read.data();
+        input.write_slots = write.data();
         ASSERT_TRUE(step(layer.state(), input, threads).ok());
         EXPECT_TRUE(same_bits(layer.slot_bytes(1), before)) << name;
         ASSERT_TRUE(run(layer, batch, threads).ok());
-        EXPECT_TRUE(std::equal(batch.out.begin(), batch.out.end(), twice.out.begin())) << name;
+        EXPECT_EQ(repeated(batch.out), forks.out) << name;
         const std::vector<float> S = dense(layer, 1, threads);
-        EXPECT_TRUE(same_bits(dense(layer, 3, threads), S)) << name << " token " << t;
-        EXPECT_TRUE(same_bits(dense(layer, 4, threads), S)) << name << " token " << t;
-        EXPECT_EQ(layer.cursors[3].fill, layer.cursors[1].fill);
+        for (int slot = 3; slot < 3 + n_forks; ++slot) {
+          EXPECT_TRUE(same_bits(dense(layer, slot, threads), S)) << name << " token " << t;
+          EXPECT_EQ(layer.cursors[static_cast<std::size_t>(slot)].fill, layer.cursors[1].fill);
+        }
       }
     }
   }
@@ -483,20 +492,23 @@ TEST(Contract, WindowPhasesMayDifferInABatch) {
 
 // A value that is not finite, anywhere, ends its row and nothing else.
 TEST(Contract, NonFiniteValuesAreQuarantined) {
-  ThreadPool threads(2);
+  ThreadPool two(2), one(1);
   for (const LayerShape& s : {kGrouped, shape(2, 4, 32, 64, Gate::kChannel)}) {
     for (const std::string& name : all_schemes(s)) {
-      for (int kind = 0; kind < 5; ++kind) {
-        OneLayer layer(name, s, 4), clean(name, s, 4);
+      for (int kind = 0; kind < 6; ++kind) {
+        // Three rows are divided by heads over two threads, seventeen by rows on one.
+        const int n_rows = kind < 5 ? 3 : 17;
+        ThreadPool& threads = kind < 5 ? two : one;
+        OneLayer layer(name, s, n_rows + 1), clean(name, s, n_rows + 1);
         Stream stream(12);
-        Batch batch(s, 3);
+        Batch batch(s, n_rows);
         for (int t = 0; t < 8; ++t) {
           stream.fill(batch);
           Batch good = batch;
           const auto before = layer.slot_bytes(2);
           if (t == 4) {  // with period 5, the token that completes the window
             const std::size_t head = static_cast<std::size_t>(s.n_value_heads);  // of row 1
-            if (kind == 0) batch.v[head * static_cast<std::size_t>(s.V) + 70] = kNaN;
+            if (kind == 0 || kind == 5) batch.v[head * static_cast<std::size_t>(s.V) + 70] = kNaN;
             if (kind == 1) batch.v[head * static_cast<std::size_t>(s.V) + 3] = kInf;
             if (kind == 2) batch.k[static_cast<std::size_t>(s.n_key_heads * s.K) + 5] = kNaN;
             if (kind == 3) batch.g[head * static_cast<std::size_t>(s.gate_width())] = kNaN;
@@ -505,7 +517,7 @@ TEST(Contract, NonFiniteValuesAreQuarantined) {
           ASSERT_TRUE(run(layer, batch, threads).ok());
           ASSERT_TRUE(run(clean, good, threads).ok());
           const std::size_t width = static_cast<std::size_t>(s.n_value_heads * s.V);
-          for (std::size_t j = 0; j < 3 * width; ++j) {
+          for (std::size_t j = 0; j < static_cast<std::size_t>(n_rows) * width; ++j) {
             if (j / width == 1 && t >= 4) {
               ASSERT_TRUE(std::isnan(batch.out[j])) << name << " kind " << kind;
             } else {

@@ -63,8 +63,8 @@ std::vector<float> run(const Linear& w, const float* x, std::int64_t x_stride, s
 }
 
 // Any order of K products and additions errs by at most K 2^-24 sum|terms|. The chains of additions
-// used here are shorter: K / 8 in the vector kernel; in the matrix unit three for
-// each 32 terms begun, over sums of chains of 17.
+// used here are shorter: K / 8 in the vector kernel; in the matrix unit three for each 32 terms
+// begun, over sums of chains of 17.
 void expect_product(const Matrix& m, const std::vector<float>& x, std::int64_t x_stride,
                     std::int64_t n_rows, const std::vector<float>& y) {
   const std::int64_t N = m.linear.n_out(), K = m.linear.n_in();

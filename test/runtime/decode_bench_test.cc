@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "fake_model.hpp"
 #include "statepack/scheme.hpp"
 
 namespace statepack {
@@ -86,6 +87,17 @@ TEST_P(DecodeBenchTest, RefusesWhatCannotRun) {
   for (; status.ok() && n_steps < 10; ++n_steps) status = (*bench)->step();
   EXPECT_EQ(status.code(), Code::kExhausted);
   EXPECT_GT(n_steps, 1);
+}
+
+TEST(DecodeBenchOfFailures, APromptThatCannotBeReadEndsIt) {
+  FakeModel model;
+  model.fail_prefill = true;
+  ThreadPool threads(1);
+  const auto scheme =
+      CompiledScheme::make(*Scheme::parse("fp32"), model.config().recurrent_shapes(), nullptr, "");
+  const auto bench = DecodeBench::create(model, *scheme, threads, {.n_sequences = 2});
+  EXPECT_EQ(bench.status().code(), Code::kExhausted);
+  EXPECT_THAT(bench.status().message(), HasSubstr("no memory for the cache"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, DecodeBenchTest, testing::Values("next", "kimi"));

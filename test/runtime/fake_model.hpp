@@ -44,6 +44,7 @@ class FakeModel : public Model {
 
   Status prefill(std::span<const std::int32_t> tokens, std::int64_t position, DenseState& state,
                  KvCache& kv, int n_logits, float* logits, ChunkObserver*) override {
+    if (fail_prefill) return {Code::kExhausted, "no memory for the cache"};
     auto& cache = static_cast<Cache&>(kv);
     if (position != cache.n_tokens()) return {Code::kInvalidArgument, "position mismatch"};
     prefills.emplace_back(position, std::ssize(tokens));
@@ -77,7 +78,7 @@ class FakeModel : public Model {
 
   std::vector<std::pair<std::int64_t, std::int64_t>> prefills;  ///< position, tokens of every call
   std::int64_t max_rows = 0;
-  bool fail_decode = false;
+  bool fail_decode = false, fail_prefill = false;
   bool with_eos = true;
   std::int32_t poison_after = -1;  ///< the token after this one is kPoison
 

@@ -473,6 +473,7 @@ std::vector<float> LeapquantCodec::start_matrix(int V, int rank) {
 namespace {
 
 Status validate(const CodecConfig& config) {
+  static_assert(LeapquantCodec::kMaxRank == 8, "head_fit.cc has one case a rank");
   SP_RETURN_IF_ERROR(int_option(config, "rank", 0, LeapquantCodec::kMaxRank).status());
   SP_RETURN_IF_ERROR(int_option(config, "rounds", 1, 8).status());
   SP_RETURN_IF_ERROR(check_choice(config, "clip"));

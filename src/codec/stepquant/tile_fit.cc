@@ -145,9 +145,8 @@ HWY_INLINE void accumulate(const float* y, const float* c0, const float* weight,
           const V value = hn::LoadU(d, row + c * kRun + h * kLanes);
           V z;
           if constexpr (kSigned) {
-            // |y / c| rounds to 2 or more exactly where |y| >= 2 c: the next float below 2 c is 2
-            // (1
-            // - 2^-24) c, whose quotient rounds to less.
+            // |y / c| rounds to 2 or more exactly where |y| >= 2 c: the next float below 2 c is
+            // (2 - 2^-23) c, whose quotient rounds to less.
             const auto outer = hn::Ge(hn::Abs(value), hn::Add(scale[c][h], scale[c][h]));
             const V level = hn::IfThenElse(outer, hn::Set(d, 3.0f), hn::Set(d, 1.0f));
             z = hn::IfThenElse(hn::Lt(value, hn::Zero(d)), hn::Neg(level), level);
