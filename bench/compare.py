@@ -38,8 +38,8 @@ def load(path):
 
 def field(time, *files):
     """The field to compare: one that every benchmark of every file has."""
-    return time or ("best_cpu_ns" if all("best_cpu_ns" in fields for medians in files
-                                         for fields in medians.values()) else "cpu_time")
+    return time or next(name for name in ("median_cpu_ns", "best_cpu_ns", "cpu_time")
+                        if all(name in fields for medians in files for fields in medians.values()))
 
 
 def compare(before, after, time):
@@ -79,8 +79,9 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--against", help="a scheme of the one file given")
-    parser.add_argument("--time", choices=("cpu_time", "real_time", "best_cpu_ns"),
-                        help="the field to compare; best_cpu_ns where a file has it, else cpu_time")
+    parser.add_argument("--time", choices=("cpu_time", "real_time", "median_cpu_ns", "best_cpu_ns"),
+                        help="the field to compare; median_cpu_ns where every file has it, "
+                             "then best_cpu_ns, then cpu_time")
     options = parser.parse_args()
     if options.against is not None and len(options.files) == 1:
         against(options.files[0], options.against, options.time)

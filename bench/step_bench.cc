@@ -2,8 +2,9 @@
 // the last-level cache, one sequence alone on a pool of one. Every benchmark reports
 //
 // - ns_per_head: wall time of one head of one sequence, all threads at work together
-// - best_cpu_ns: processor time of a head in the fastest iteration, threads added up: what a
-//   machine that other programs use shows best
+// - median_cpu_ns, best_cpu_ns: processor time of a head in the median and in the fastest
+// iteration,
+//   threads added up: what a machine that other programs use shows best
 // - bytes: what a head must move, its page and the records of its window and what is written
 // - GB/s: bytes over wall time
 // - of_ceiling: GB/s over what this machine reaches on the same threads, the read stream for packed
@@ -277,22 +278,25 @@ double process_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Runs the loop of a benchmark; returns the processor time of its fastest iteration.
+/// Runs the loop of a benchmark; reports the processor time of the median and of the fastest
+/// iteration for each of the `heads` that one goes through.
 template <class Fn>
-double fastest(benchmark::State& state, Fn&& fn) {
-  double best = std::numeric_limits<double>::infinity();
+void measure(benchmark::State& state, double heads, Fn&& fn) {
+  std::vector<double> seconds;
   for (auto _ : state) {
     const double start = process_seconds();
     fn();
-    best = std::min(best, process_seconds() - start);
+    seconds.push_back(process_seconds() - start);
   }
-  return best;
+  if (seconds.empty()) return;
+  std::sort(seconds.begin(), seconds.end());
+  state.counters["median_cpu_ns"] = 1e9 * seconds[seconds.size() / 2] / heads;
+  state.counters["best_cpu_ns"] = 1e9 * seconds.front() / heads;
 }
 
-void report(benchmark::State& state, const Decoding& decoding, double heads, double best,
-            double bytes, double ceiling) {
+void report(benchmark::State& state, const Decoding& decoding, double heads, double bytes,
+            double ceiling) {
   using benchmark::Counter;
-  state.counters["best_cpu_ns"] = 1e9 * best / heads;
   const double n = static_cast<double>(state.iterations()) * heads;
   state.counters["ns_per_head"] = Counter(n * 1e-9, Counter::kIsRate | Counter::kInvert);
   state.counters["bytes"] = bytes;
@@ -304,18 +308,18 @@ void report(benchmark::State& state, const Decoding& decoding, double heads, dou
 void step_bench(benchmark::State& state, const Scheme& scheme, Gate gate) {
   Decoding decoding(scheme, gate, state.range(0));
   const Ceilings& limit = ceilings();
-  const double best = fastest(state, [&] { decoding.step_next(); });
   const double heads = static_cast<double>(decoding.n_heads() * decoding.steps_an_iteration());
-  report(state, decoding, heads, best, decoding.step_bytes(),
+  measure(state, heads, [&] { decoding.step_next(); });
+  report(state, decoding, heads, decoding.step_bytes(),
          decoding.period() == 1 ? limit.update : limit.read);
 }
 
 void flush_bench(benchmark::State& state, const Scheme& scheme, Gate gate) {
   Decoding decoding(scheme, gate, state.range(0));
   const Ceilings& limit = ceilings();
-  const double best = fastest(state, [&] { decoding.flush_next(); });
-  report(state, decoding, static_cast<double>(decoding.n_heads()), best, decoding.flush_bytes(),
-         limit.update);
+  const double heads = static_cast<double>(decoding.n_heads());
+  measure(state, heads, [&] { decoding.flush_next(); });
+  report(state, decoding, heads, decoding.flush_bytes(), limit.update);
 }
 
 /// The codec alone, on one head that stays in the caches of one thread: encode, decode, or both
@@ -352,11 +356,10 @@ void codec_bench(benchmark::State& state, const Scheme& scheme, Gate gate, char 
   };
   if (!once()) return state.SkipWithError("no pass over packed bytes");
   constexpr int kRepeats = 64;  // the clock takes a while, too
-  const double best = fastest(state, [&] {
+  measure(state, kRepeats, [&] {
     for (int i = 0; i < kRepeats; ++i) once();
     benchmark::ClobberMemory();
   });
-  state.counters["best_cpu_ns"] = 1e9 * best / kRepeats;
   state.SetLabel(to_hex(xxh3_128(std::as_bytes(std::span(page)))));
 }
 
