@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.hpp"
 #include "base/progress.hpp"
@@ -31,10 +32,30 @@ std::string_view finish_reason_name(FinishReason reason) {
       return "length";
     case FinishReason::kCancelled:
       return "cancelled";
+    case FinishReason::kDeadline:
+      return "deadline";
     case FinishReason::kError:
       return "error";
   }
   return "error";
+}
+
+std::string_view slot_phase_name(SlotPhase phase) {
+  switch (phase) {
+    case SlotPhase::kFree:
+      return "free";
+    case SlotPhase::kPrompt:
+      return "prompt";
+    case SlotPhase::kReply:
+      return "reply";
+    case SlotPhase::kHeld:
+      return "held";
+  }
+  return "held";
+}
+
+std::int64_t EngineStats::n_ended() const {
+  return std::accumulate(finished.begin(), finished.end(), std::int64_t{0});
 }
 
 struct Engine::Sequence {
@@ -386,7 +407,7 @@ void Engine::finish(Sequence& sequence, FinishReason reason, Status status, cons
   release(sequence);
   {
     const std::lock_guard lock(mutex_);
-    ++(reason == FinishReason::kError ? stats_.n_failed : stats_.n_finished);
+    ++stats_.finished[static_cast<std::size_t>(reason)];
   }
   if (!sequence.callback) return;
   TokenEvent event;

@@ -1,6 +1,8 @@
 // Continuous batching of many sequences over one model and one state pool: tokens in, tokens out.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -14,6 +16,7 @@
 #include "model/model.hpp"
 #include "model/tokenizer.hpp"
 #include "pool/pool.hpp"
+#include "pool/prefix_cache.hpp"
 #include "runtime/sampling.hpp"
 
 namespace statepack {
@@ -24,23 +27,40 @@ enum class FinishReason : std::uint8_t {
   kStop,    ///< end-of-sequence token or stop string
   kLength,  ///< max_tokens or the context is full
   kCancelled,
+  kDeadline,  ///< Request::deadline passed
   kError,
 };
-std::string_view finish_reason_name(
-    FinishReason reason);  ///< "stop", "length", "cancelled", "error"
+inline constexpr std::size_t kNFinishReasons = 5;
+/// "stop", "length", "cancelled", "deadline", "error"
+std::string_view finish_reason_name(FinishReason reason);
 
 struct Request {
   std::vector<std::int32_t> prompt;
   SamplingParams params;
+  /// The request ends with kDeadline before its first token after this, wherever it is.
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+  bool progress = false;  ///< send an event whenever a part of the prompt was read
+};
+
+/// How long a request was in each phase so far, in seconds.
+struct RequestTimes {
+  double queued = 0;  ///< from submit() to the start of its prompt
+  double prompt = 0;  ///< from there to its first token
+  double reply = 0;   ///< from there to now
 };
 
 /// What happened to a request in one round. Views are valid during the callback.
 struct TokenEvent {
   RequestId request = 0;
-  const Choice* choice = nullptr;  ///< the new token; null when there is none (error, cancelled)
+  /// The new token; null when there is none: the prompt's progress, an error, a cancellation.
+  const Choice* choice = nullptr;
   std::string_view text;  ///< text that became certain: whole characters, before any stop string
   /// All tokens of the reply so far, without the end-of-sequence token.
   std::span<const std::int32_t> tokens;
+  std::int64_t n_prompt = 0;       ///< tokens of the prompt
+  std::int64_t n_cached = 0;       ///< of them, taken from the prefix cache
+  std::int64_t n_prompt_read = 0;  ///< of them, behind us: cached or read
+  RequestTimes times;
   std::optional<FinishReason> finish;  ///< set in the request's last event
   Status status;                       ///< why, when finish is kError
 };
@@ -53,20 +73,74 @@ struct EngineConfig {
   /// Prompt tokens read between two decode steps (at least one segment is): small keeps running
   /// replies flowing, large fills the batch sooner.
   std::int64_t prefill_budget = 512;
+  /// Prompts read in turns, a segment at a time; each holds a dense f32 state. With two or more the
+  /// last place takes only prompts of one segment, so that short ones pass long ones by.
+  std::int64_t max_prompts = 1;
+  /// Attention cache of all admitted requests; 0: no limit. A request is admitted when the cache of
+  /// its longest possible reply still fits, so that no running sequence ever has to give way.
+  std::int64_t kv_bytes = 0;
+  PrefixCacheConfig prefix_cache;  ///< off unless asked for
 };
 
 struct EngineStats {
-  std::int64_t n_running = 0, n_waiting = 0;
-  std::int64_t prompt_tokens = 0, reply_tokens = 0;
-  std::int64_t n_finished = 0, n_failed = 0;
+  std::int64_t n_waiting = 0;      ///< in the queue
+  std::int64_t n_prompts = 0;      ///< whose prompt is being read
+  std::int64_t n_running = 0;      ///< those, and the ones that reply
+  std::int64_t prompt_tokens = 0;  ///< read, cached ones not counted
+  std::int64_t cached_tokens = 0;  ///< of prompts, taken from the prefix cache
+  std::int64_t reply_tokens = 0;
+  std::array<std::int64_t, kNFinishReasons> finished{};  ///< by FinishReason
+  std::int64_t decode_steps = 0, decode_rows = 0;        ///< rows / steps: how full batches were
+  /// Windows that were complete and rounded, of all recurrent layers together: a sequence's layers
+  /// flush at the same token.
+  std::int64_t flushes = 0;
+  std::int64_t nonfinite = 0;          ///< slots quarantined so far
+  std::int64_t kv_bytes_reserved = 0;  ///< for the longest replies of admitted requests
+  std::int64_t kv_bytes_limit = 0;     ///< EngineConfig::kv_bytes
+  PrefixCacheStats prefix;             ///< zeros when there is no prefix cache
+
+  std::int64_t n_finished(FinishReason reason) const {
+    return finished[static_cast<std::size_t>(reason)];
+  }
+  std::int64_t n_ended() const;  ///< all reasons together
+};
+
+enum class SlotPhase : std::uint8_t {
+  kFree,
+  kPrompt,
+  kReply,
+  kHeld,  ///< by somebody beside the engine
+};
+std::string_view slot_phase_name(SlotPhase phase);  ///< "free", "prompt", "reply", "held"
+
+/// What a slot was doing at the end of the last step.
+struct SlotView {
+  std::int64_t slot = 0;
+  SlotPhase phase = SlotPhase::kFree;
+  RequestId request = 0;  ///< 0 unless in a prompt or a reply
+  std::int64_t n_prompt = 0, n_cached = 0, n_prompt_read = 0;
+  std::int64_t n_reply = 0;
+  std::int64_t position = 0;  ///< tokens that the state has read
+  std::int64_t n_resumable =
+      0;  ///< of a free slot: tokens of its last sequence that save_slot() knows
+};
+
+/// What was written to or read from a file.
+struct SavedPrefix {
+  std::int64_t n_tokens = 0;
+  std::int64_t n_snapshots = 0;
+  std::int64_t n_bytes = 0;  ///< of the file
 };
 
 /// Runs requests to their end. Every reply is bit-equal to the same request alone: prompts are cut
-/// at fixed positions whatever the load, and decode rows do not see one another. A request owns a
-/// slot from the start of its prompt to its last token; without a free slot requests wait in order.
+/// at fixed positions whatever the load, and decode rows do not see one another (what a prefix
+/// cache in mode kTurns adds to this is said there). A request owns a slot from the start of its
+/// prompt to its last token; without a free slot, or memory for its attention cache, requests wait
+/// in order. A cancelled or late request ends at the start of the next step.
 ///
-/// submit(), cancel() and stats() may be called from any thread, callbacks included; step(), run()
-/// and idle() from one thread at a time. Callbacks run on that thread.
+/// submit(), cancel(), stats(), slots() and idle() may be called from any thread, callbacks
+/// included; everything else from one thread at a time (see EngineLoop). Callbacks run on that
+/// thread.
 class Engine {
  public:
   /// All references must outlive the engine. `tokenizer` may be null: then events carry no text,
@@ -80,7 +154,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Queues a request. Errors: kInvalidArgument (empty prompt, token outside the vocabulary, prompt
-  /// as long as the context: both numbers; a sampling parameter), kExhausted (queue full).
+  /// as long as the context: both numbers; a sampling parameter; an attention cache that never
+  /// fits: both numbers), kExhausted (queue full: the limit).
   Result<RequestId> submit(Request request, TokenCallback callback);
   /// Ends a request before its next token; unknown or finished ids do nothing.
   void cancel(RequestId id);
@@ -95,6 +170,27 @@ class Engine {
   Status run();
   bool idle() const;
   EngineStats stats() const;
+  std::vector<SlotView> slots() const;  ///< slots 1.. in order, as the last step left them
+
+  /// Writes the sequence of a slot to a file: of a running one as it stands, of a free slot what
+  /// the prefix cache still has of its last one. Errors: kInvalidArgument (no such slot, or its
+  /// prompt is being read), kNotFound (nothing is left of it), kNotFinite, kUnsupported (no prefix
+  /// cache), kIo; an older file stays.
+  Result<SavedPrefix> save_slot(std::int64_t slot, const std::string& path) const;
+  /// Puts a file's sequence into the prefix cache, where requests that begin with it find it.
+  /// Errors: kNotFound, kIo, kCorrupt, kMismatch (another model, scheme, plan or block length),
+  /// kExhausted (larger than the cache), kUnsupported (no prefix cache); nothing changes.
+  Result<SavedPrefix> load_prefix(const std::string& path);
+  /// Forgets the prefix cache's entry of a free slot's last sequence: its tokens. Errors:
+  /// kInvalidArgument, kNotFound, kUnsupported.
+  Result<std::int64_t> erase_slot(std::int64_t slot);
+  /// The whole prefix cache to and from a folder, made if it is not there: one file for each
+  /// longest prefix; files of earlier saves go. Loading passes over files that do not belong here
+  /// and says why in *skipped, which may be null. Errors: kIo, kUnsupported (no prefix cache).
+  Result<SavedPrefix> save_prefixes(const std::string& folder) const;
+  Result<SavedPrefix> load_prefixes(const std::string& folder, std::vector<Status>* skipped);
+  void clear_prefixes();
+
   std::int64_t max_context() const { return config_.max_context; }
 
  private:

@@ -83,7 +83,7 @@ TEST(Engine, BatchedRepliesAreThoseAlone) {
   EXPECT_GT(n_tokens, 33 * 3);
   EXPECT_EQ(s.model.max_rows, 8);  // the batch was full
   EXPECT_EQ(s.pool->n_free(), 8);  // and every slot came back
-  EXPECT_EQ(s.engine->stats().n_finished, 33);
+  EXPECT_EQ(s.engine->stats().n_ended(), 33);
   EXPECT_EQ(s.engine->stats().n_running, 0);
 }
 
@@ -170,7 +170,7 @@ TEST(Engine, QuarantineEndsOneRequestAndNoOther) {
   EXPECT_EQ(bad.finish, FinishReason::kError);
   EXPECT_EQ(bad.status.code(), Code::kNotFinite);
   EXPECT_THAT(bad.status.message(), HasSubstr("quarantined"));
-  EXPECT_GE(s.engine->stats().n_failed, 1);
+  EXPECT_GE(s.engine->stats().n_finished(FinishReason::kError), 1);
   EXPECT_EQ(s.pool->n_free(), 8);
   int n_clean = 0;
   for (int i = 0; i < 6; ++i) {
@@ -257,7 +257,7 @@ TEST(Engine, SubmitFromOtherThreads) {
       }
     });
   }
-  while (s.engine->stats().n_finished < 40) ASSERT_TRUE(s.engine->step().ok());
+  while (s.engine->stats().n_ended() < 40) ASSERT_TRUE(s.engine->step().ok());
   for (std::thread& c : clients) c.join();
   for (int i = 0; i < 40; ++i) {
     EXPECT_EQ(out[static_cast<std::size_t>(i)].tokens, alone(request(prompt_of(i))).tokens);

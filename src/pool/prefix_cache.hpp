@@ -1,0 +1,160 @@
+// Prefix cache: what sequences have read before, so that nobody reads it again.
+//
+// A radix tree over token ids. A node stands for the prefix that its path from the root spells; its
+// edge owns the attention rows of its own tokens, once, for all prefixes below. Nodes where
+// somebody stopped own a snapshot of the recurrent state too: a recurrent state cannot be cut back,
+// so a prefix can be resumed only there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pool/pool.hpp"
+
+namespace statepack {
+
+/// Where snapshots are taken.
+enum class PrefixMode : std::uint8_t {
+  kOff,
+  kBlocks,  ///< at multiples of block_tokens inside prompts: a hit is bit-equal to a cold read
+  /// There, and where a prompt and where a reply end: the next turn of a chat reads only what is
+  /// new. Such a hit is bit-equal to a sequence that had never stopped, and not to a cold read of
+  /// the whole conversation, whose reply would have been read as a prompt.
+  kTurns,
+};
+/// "off", "blocks" or "turns". Errors: kInvalidArgument listing them.
+Result<PrefixMode> parse_prefix_mode(std::string_view name);
+std::string_view prefix_mode_name(PrefixMode mode);
+
+struct PrefixCacheConfig {
+  PrefixMode mode = PrefixMode::kOff;
+  /// Tokens between two block ends. Part of the arithmetic: with the cache on, the state of every
+  /// prompt passes through the scheme's rounding at each of them, cached or not.
+  std::int64_t block_tokens = 256;
+  std::int64_t max_bytes = std::int64_t{1} << 30;  ///< snapshots, attention rows and tokens
+};
+
+/// Who read the tokens of a sequence. Tokens alone do not decide the bits of state and attention
+/// rows: a reply that was decoded and the same text read as a prompt differ in the last digits.
+/// Prefixes of different readings are kept apart, so that a node's state and rows always come from
+/// one reading.
+class Lineage {
+ public:
+  /// The reading that every cold prompt gives, whoever reads it.
+  static constexpr std::uint64_t kCold = 0;
+  struct Run {
+    std::int64_t end = 0;  ///< one past the last token of the run
+    std::uint64_t reader = kCold;
+    bool operator==(const Run&) const = default;
+  };
+  /// A number that no other sequence has, in this process or in a file.
+  static std::uint64_t new_reader();
+
+  std::int64_t n_tokens() const { return runs_.empty() ? 0 : runs_.back().end; }
+  const std::vector<Run>& runs() const { return runs_; }
+  bool cold() const { return runs_.empty() || (runs_.size() == 1 && runs_[0].reader == kCold); }
+  /// The tokens from n_tokens() to `end` were read by `reader`.
+  void extend(std::int64_t end, std::uint64_t reader);
+  /// One past the last token of the run that holds token `position`. Requires position <
+  /// n_tokens().
+  Run at(std::int64_t position) const;
+
+ private:
+  std::vector<Run> runs_;
+};
+
+struct PrefixCacheStats {
+  std::int64_t n_snapshots = 0, n_nodes = 0;
+  std::int64_t state_bytes = 0;  ///< of snapshots
+  std::int64_t row_bytes = 0;    ///< of attention rows
+  std::int64_t bytes = 0;        ///< both, tokens and bookkeeping: what max_bytes bounds
+  std::int64_t max_bytes = 0;
+  std::int64_t n_pinned = 0;
+  std::int64_t queries = 0, hits = 0;
+  std::int64_t query_tokens = 0, hit_tokens = 0;
+  std::int64_t insertions = 0, evictions = 0;
+  std::int64_t corrupt = 0;  ///< snapshots that did not pass their checks when wanted
+};
+
+/// One thread at a time.
+class PrefixCache {
+ public:
+  /// `row_bytes` attention rows of one token, all layers. Errors: kInvalidArgument (a block of no
+  /// tokens, negative sizes).
+  static Result<std::unique_ptr<PrefixCache>> create(const PrefixCacheConfig& config,
+                                                     std::int64_t row_bytes);
+  ~PrefixCache();
+
+ private:
+  struct Node;
+
+ public:
+  /// A cached prefix in use: nothing of it is evicted while this lives. Must not outlive the cache.
+  class Hit {
+   public:
+    Hit() = default;
+    ~Hit();
+    Hit(Hit&& other) noexcept;
+    Hit& operator=(Hit&& other) noexcept;
+    explicit operator bool() const { return node_ != nullptr; }
+
+    std::int64_t n_tokens() const;
+    const Snapshot& snapshot() const;
+    Lineage lineage() const;
+    /// Copies the attention rows of all tokens to `to`, n_tokens() * row_bytes.
+    void copy_rows(std::byte* to) const;
+
+   private:
+    friend class PrefixCache;
+    Hit(PrefixCache* cache, Node* node);
+    PrefixCache* cache_ = nullptr;
+    Node* node_ = nullptr;
+  };
+
+  /// The longest prefix of `tokens` that has a snapshot and at most `max_tokens` tokens; empty when
+  /// there is none. Counts as a query and a use.
+  Hit find(std::span<const std::int32_t> tokens, std::int64_t max_tokens);
+  /// The prefix was of no use after all: its snapshot goes, and the query counts as a miss.
+  void discard(Hit hit);
+
+  /// Writes the attention rows of tokens [begin, end) to `to`.
+  using RowSource = std::function<void(std::int64_t begin, std::int64_t end, std::byte* to)>;
+  /// Keeps a snapshot of `tokens`; older entries go when it does not fit. Rows are asked for only
+  /// where the tree has none yet. False when it is not kept: it alone is larger than the cache, all
+  /// else is in use, or another reading has this place. A prefix that is there already counts as
+  /// used. Requires snapshot.n_tokens == tokens.size() == lineage.n_tokens() > 0.
+  bool insert(std::span<const std::int32_t> tokens, const Lineage& lineage, Snapshot snapshot,
+              const RowSource& rows);
+  /// Whether insert() would find the prefix there already; saves taking a snapshot in vain.
+  bool contains(std::span<const std::int32_t> tokens) const;
+  /// Forgets the snapshot of exactly these tokens, and what nothing else needs; true if there was
+  /// one that is not in use.
+  bool erase(std::span<const std::int32_t> tokens);
+  void clear();  ///< all but what is in use
+
+  const PrefixCacheConfig& config() const { return config_; }
+  std::int64_t row_bytes() const { return row_bytes_; }
+  PrefixCacheStats stats() const;
+
+  /// Checks every invariant by walking the tree; for tests. Errors: the first that does not hold.
+  Status check() const;
+
+ private:
+  PrefixCache(const PrefixCacheConfig& config, std::int64_t row_bytes);
+
+  PrefixCacheConfig config_;
+  std::int64_t row_bytes_;
+  std::unique_ptr<Node> root_;
+  std::list<Node*> recency_;  ///< nodes with a snapshot, least recently used first
+  PrefixCacheStats stats_;
+};
+
+}  // namespace statepack
