@@ -455,6 +455,10 @@ std::int64_t ModelConfig::kv_floats_per_layer() const {
                                             : 2 * std::int64_t{n_kv_heads} * head_dim;
 }
 
+std::int64_t ModelConfig::kv_run_floats() const {
+  return family == ModelFamily::kKimiLinear ? kv_floats_per_layer() : head_dim;
+}
+
 std::int64_t ModelConfig::n_attention_layers() const {
   return static_cast<std::int64_t>(layers.size() - recurrent_shapes().size());
 }

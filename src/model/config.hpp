@@ -69,6 +69,8 @@ struct ModelConfig {
   /// f32 of attention cache that one token and attention layer cost: rotated keys and values, or
   /// the latent and its shared key.
   std::int64_t kv_floats_per_layer() const;
+  /// Of them, those that the attention reads together: a head's key or value, or the latent row.
+  std::int64_t kv_run_floats() const;
   /// Bytes of attention cache a token costs (f32), all attention layers.
   std::int64_t kv_bytes_per_token() const;
   /// Every field that the arithmetic depends on, as one JSON array: for fingerprints.

@@ -39,6 +39,18 @@ Status hand_over(StatePool& pool, std::int64_t slot, const DenseState& state, st
   return {};
 }
 
+Status restore_dense(StatePool& pool, std::int64_t slot, DenseState& state, ThreadPool& threads) {
+  SP_RETURN_IF_ERROR(check_sizes(pool, slot, state));
+  float* S = state.S.data();
+  for (std::size_t i = 0; i < pool.scheme().layers().size(); ++i) {
+    const LayerState layer = pool.layer(static_cast<int>(i));
+    SP_RETURN_IF_ERROR(restore_dense(layer, slot, S, threads));
+    S += layer.layer->shape.n_values();
+  }
+  std::copy_n(pool.conv(slot), state.conv.size(), state.conv.begin());
+  return {};
+}
+
 Status round_dense(StatePool& pool, std::int64_t slot, DenseState& state, ThreadPool& threads) {
   SP_RETURN_IF_ERROR(check_sizes(pool, slot, state));
   float* S = state.S.data();

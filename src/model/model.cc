@@ -45,7 +45,7 @@ class CpuModel final : public Model {
   std::int64_t weight_bytes() const override { return weights_.bytes_used(); }
   std::unique_ptr<KvCache> new_kv_cache() const override {
     return std::make_unique<PagedKvCache>(config_.n_attention_layers(),
-                                          config_.kv_floats_per_layer());
+                                          config_.kv_floats_per_layer(), config_.kv_run_floats());
   }
   DenseState new_dense_state() const override {
     DenseState state;

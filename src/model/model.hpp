@@ -3,6 +3,7 @@
 // Weights stay as the checkpoint stores them (bf16 mapped from the file); every activation is f32.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,6 +25,17 @@ class KvCache {
   virtual ~KvCache() = default;
   virtual std::int64_t n_tokens() const = 0;
   virtual std::int64_t n_bytes() const = 0;  ///< allocated
+  /// Allocated for `n_tokens` tokens.
+  virtual std::int64_t bytes_for(std::int64_t n_tokens) const = 0;
+  /// Memory for tokens up to `n_tokens`, so that reading them cannot fail for want of it. Errors:
+  /// kExhausted.
+  virtual Status reserve(std::int64_t n_tokens) = 0;
+  virtual std::int64_t row_bytes() const = 0;  ///< of one token's rows, all layers
+  /// Writes the rows of tokens [begin, end), token by token, to `to`: (end - begin) * row_bytes().
+  virtual void copy_rows(std::int64_t begin, std::int64_t end, std::byte* to) const = 0;
+  /// Appends `n_tokens` tokens by their rows, as copy_rows() wrote them. Errors: kInvalidArgument
+  /// (rows of another size), kExhausted; nothing changes.
+  virtual Status append_rows(std::int64_t n_tokens, std::span<const std::byte> rows) = 0;
   /// Forgets tokens from `n_tokens` on.
   virtual void truncate(std::int64_t n_tokens) = 0;
 };
@@ -89,6 +101,11 @@ class Model {
 /// quarantined).
 Status hand_over(StatePool& pool, std::int64_t slot, const DenseState& state, std::int64_t n_tokens,
                  ThreadPool& threads);
+
+/// The reverse of hand_over(): the state that a slot's next token would see, page and window
+/// together, and its convolution history, as a dense state. The slot does not change. Errors: as
+/// hand_over().
+Status restore_dense(StatePool& pool, std::int64_t slot, DenseState& state, ThreadPool& threads);
 
 /// Rounds a dense state through the pool's codec in place (PACE's prefill rule): uses `slot`'s
 /// pages as scratch. Errors: as hand_over().

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -18,11 +19,29 @@ class FakeModel : public Model {
   static constexpr std::int32_t kPoison = 2;  ///< decoding it breaks the sequence's state
   static constexpr std::int64_t kVocab = 64;
 
+  static constexpr std::int64_t kRowBytes = sizeof(std::int32_t);
+
   struct Cache : KvCache {
     std::vector<std::int32_t> tokens;
     std::int64_t n_tokens() const override { return std::ssize(tokens); }
-    std::int64_t n_bytes() const override { return 4 * n_tokens(); }
+    std::int64_t n_bytes() const override { return bytes_for(n_tokens()); }
+    std::int64_t bytes_for(std::int64_t n) const override { return kRowBytes * n; }
+    Status reserve(std::int64_t) override {
+      return memory_left ? Status() : Status(Code::kExhausted, "no memory for the cache");
+    }
+    std::int64_t row_bytes() const override { return kRowBytes; }
+    void copy_rows(std::int64_t begin, std::int64_t end, std::byte* to) const override {
+      std::memcpy(to, tokens.data() + begin, static_cast<std::size_t>(kRowBytes * (end - begin)));
+    }
+    Status append_rows(std::int64_t n, std::span<const std::byte> rows) override {
+      const auto end = tokens.size();
+      tokens.resize(end + static_cast<std::size_t>(n));
+      std::memcpy(tokens.data() + end, rows.data(), rows.size());
+      return {};
+    }
     void truncate(std::int64_t n) override { tokens.resize(static_cast<std::size_t>(n)); }
+
+    bool memory_left = true;
   };
 
   FakeModel() {
