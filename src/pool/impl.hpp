@@ -76,6 +76,8 @@ struct StatePool::Impl {
 
 /// Slot as a snapshot, with or without its windows.
 Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool with_window);
+/// Whether read_snapshot() would take these bytes; its errors.
+Status check_snapshot(const StatePool::Impl& pool, std::span<const std::byte> bytes);
 /// The reverse, after every check.
 Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes);
 

@@ -319,6 +319,10 @@ Status StatePool::restore(std::int64_t slot, std::span<const std::byte> snapshot
   return read_snapshot(*impl_, slot, snapshot);
 }
 
+Status StatePool::check(std::span<const std::byte> snapshot) const {
+  return check_snapshot(*impl_, snapshot);
+}
+
 Status StatePool::save(std::int64_t slot, const std::string& path) const {
   SP_ASSIGN_OR_RETURN(const Snapshot image, snapshot(slot));
   SP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));

@@ -89,6 +89,8 @@ class StatePool {
   /// Fills an allocated slot. Errors: kCorrupt (which section), kMismatch (scheme, plan or model:
   /// both sides named).
   Status restore(std::int64_t slot, std::span<const std::byte> snapshot);
+  /// Whether restore() into a slot of this pool would succeed; its errors.
+  Status check(std::span<const std::byte> snapshot) const;
   Status save(std::int64_t slot, const std::string& path) const;
   Status load(std::int64_t slot, const std::string& path);
 

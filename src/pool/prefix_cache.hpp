@@ -11,7 +11,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,8 +62,7 @@ class Lineage {
   bool cold() const { return runs_.empty() || (runs_.size() == 1 && runs_[0].reader == kCold); }
   /// The tokens from n_tokens() to `end` were read by `reader`.
   void extend(std::int64_t end, std::uint64_t reader);
-  /// One past the last token of the run that holds token `position`. Requires position <
-  /// n_tokens().
+  /// The run that holds token `position`. Requires position < n_tokens().
   Run at(std::int64_t position) const;
 
  private:
@@ -84,6 +82,25 @@ struct PrefixCacheStats {
   std::int64_t corrupt = 0;  ///< snapshots that did not pass their checks when wanted
 };
 
+/// A prefix with everything that resuming it takes: what a file holds.
+struct PrefixRecord {
+  std::vector<std::int32_t> tokens;
+  Lineage lineage;                ///< of all tokens
+  std::int64_t block_tokens = 0;  ///< PrefixCacheConfig's, where it was read
+  std::int64_t row_bytes = 0;     ///< attention rows of one token
+  std::vector<std::byte> rows;    ///< of all tokens
+  /// Shortest prefix first; the last one is of all tokens.
+  std::vector<std::shared_ptr<const Snapshot>> snapshots;
+};
+
+/// What became of a snapshot that was offered.
+enum class PrefixKept : std::uint8_t {
+  kNew,
+  kAlready,       ///< it was there; counts as used
+  kNoRoom,        ///< larger than the cache, or all else is in use
+  kOtherReading,  ///< another reading has the place
+};
+
 /// One thread at a time.
 class PrefixCache {
  public:
@@ -92,6 +109,8 @@ class PrefixCache {
   static Result<std::unique_ptr<PrefixCache>> create(const PrefixCacheConfig& config,
                                                      std::int64_t row_bytes);
   ~PrefixCache();
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
 
  private:
   struct Node;
@@ -109,12 +128,17 @@ class PrefixCache {
     std::int64_t n_tokens() const;
     const Snapshot& snapshot() const;
     Lineage lineage() const;
-    /// Copies the attention rows of all tokens to `to`, n_tokens() * row_bytes.
-    void copy_rows(std::byte* to) const;
-
+    struct Rows {
+      std::int64_t n_tokens;
+      std::span<const std::byte> bytes;
+    };
+    std::vector<Rows> rows() const;  ///< attention rows of all tokens, piece by piece
+    PrefixRecord record() const;     ///< a copy of it all, with the snapshots on the way
    private:
     friend class PrefixCache;
     Hit(PrefixCache* cache, Node* node);
+    void release();
+    std::vector<const Node*> path() const;  ///< without the root
     PrefixCache* cache_ = nullptr;
     Node* node_ = nullptr;
   };
@@ -122,33 +146,57 @@ class PrefixCache {
   /// The longest prefix of `tokens` that has a snapshot and at most `max_tokens` tokens; empty when
   /// there is none. Counts as a query and a use.
   Hit find(std::span<const std::int32_t> tokens, std::int64_t max_tokens);
+  /// Tokens that find() would find; counts as nothing.
+  std::int64_t match(std::span<const std::int32_t> tokens, std::int64_t max_tokens) const;
   /// The prefix was of no use after all: its snapshot goes, and the query counts as a miss.
   void discard(Hit hit);
 
   /// Writes the attention rows of tokens [begin, end) to `to`.
   using RowSource = std::function<void(std::int64_t begin, std::int64_t end, std::byte* to)>;
-  /// Keeps a snapshot of `tokens`; older entries go when it does not fit. Rows are asked for only
-  /// where the tree has none yet. False when it is not kept: it alone is larger than the cache, all
-  /// else is in use, or another reading has this place. A prefix that is there already counts as
-  /// used. Requires snapshot.n_tokens == tokens.size() == lineage.n_tokens() > 0.
-  bool insert(std::span<const std::int32_t> tokens, const Lineage& lineage, Snapshot snapshot,
-              const RowSource& rows);
-  /// Whether insert() would find the prefix there already; saves taking a snapshot in vain.
-  bool contains(std::span<const std::int32_t> tokens) const;
+  /// Keeps a snapshot of `tokens`; what was not used for longest goes when it does not fit. Rows
+  /// are asked for only where the tree has none yet. Requires snapshot->n_tokens == tokens.size()
+  /// == lineage.n_tokens() > 0.
+  PrefixKept insert(std::span<const std::int32_t> tokens, const Lineage& lineage,
+                    std::shared_ptr<const Snapshot> snapshot, const RowSource& rows);
+  /// Whether exactly these tokens have a snapshot; counts as a use of it. Saves making one in vain.
+  bool refresh(std::span<const std::int32_t> tokens);
   /// Forgets the snapshot of exactly these tokens, and what nothing else needs; true if there was
   /// one that is not in use.
   bool erase(std::span<const std::int32_t> tokens);
   void clear();  ///< all but what is in use
+  /// The prefixes that no other one continues, least recently used first.
+  std::vector<Hit> longest();
 
   const PrefixCacheConfig& config() const { return config_; }
   std::int64_t row_bytes() const { return row_bytes_; }
-  PrefixCacheStats stats() const;
+  const PrefixCacheStats& stats() const { return stats_; }
 
   /// Checks every invariant by walking the tree; for tests. Errors: the first that does not hold.
   Status check() const;
 
  private:
+  /// Where tokens end or leave the tree: behind `node`, or n_inside tokens into the edge of its
+  /// child `inside`.
+  struct Place {
+    Node* node;
+    Node* inside;
+    std::int64_t n_inside;
+  };
   PrefixCache(const PrefixCacheConfig& config, std::int64_t row_bytes);
+  /// `passed` sees every node on the way that the tokens reach the end of; may be null.
+  Place walk(std::span<const std::int32_t> tokens, const std::function<void(Node*)>& passed) const;
+  Node* deepest(std::span<const std::int32_t> tokens, std::int64_t max_tokens) const;
+  Node* exactly(std::span<const std::int32_t> tokens) const;
+  void touch(Node* node);
+  /// Cuts the edge of `node` behind n tokens; returns the new upper node.
+  Node* split(Node* node, std::int64_t n);
+  Node* append(Node* parent, std::span<const std::int32_t> edge, std::uint64_t reader,
+               const RowSource& rows);
+  std::int64_t edge_bytes(const Node& node) const;
+  bool make_room(std::int64_t n_bytes);
+  void drop_snapshot(Node* node);
+  /// Removes `node` and its ancestors as far as nothing needs them.
+  void prune(Node* node);
 
   PrefixCacheConfig config_;
   std::int64_t row_bytes_;

@@ -14,86 +14,23 @@
 // The sections follow the header in that order, each the concatenation over layers.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "base/check.hpp"
 #include "base/hash.hpp"
+#include "pool/byte_io.hpp"
 #include "pool/impl.hpp"
 
 namespace statepack {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "snapshots are written as memory lies");
-
 constexpr std::string_view kMagic = "SPSNAP\r\n";
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint32_t kValid = 1, kHasWindows = 2;
 constexpr std::size_t kHeaderSizeAt = 24;
-constexpr std::size_t kHashBytes = 16;
-constexpr std::size_t kMaxText = 4096;
+constexpr std::size_t kHashBytes = sizeof(Hash128);
 constexpr std::array<std::string_view, 4> kSections = {"pages", "cursors", "windows",
                                                        "convolution history"};
-
-class Writer {
- public:
-  template <class T>
-  void number(T value) {
-    const auto raw = std::as_bytes(std::span(&value, 1));
-    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
-  }
-  void raw(std::span<const std::byte> data) {
-    bytes_.insert(bytes_.end(), data.begin(), data.end());
-  }
-  void text(std::string_view text) {
-    number(static_cast<std::uint32_t>(text.size()));
-    raw(std::as_bytes(std::span(text.data(), text.size())));
-  }
-  void hash(const Hash128& hash) { raw(std::as_bytes(std::span(hash))); }
-  std::vector<std::byte>& bytes() { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
-
-/// Takes values off a header; once it runs out it stays out.
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
-  bool ok() const { return ok_; }
-  std::size_t n_left() const { return rest_.size(); }
-
-  template <class T>
-  T number() {
-    T value{};
-    const auto data = raw(sizeof(T));
-    if (ok_) std::memcpy(&value, data.data(), sizeof(T));
-    return value;
-  }
-  std::span<const std::byte> raw(std::size_t n) {
-    if (n > rest_.size()) ok_ = false;
-    if (!ok_) return {};
-    const auto data = rest_.first(n);
-    rest_ = rest_.subspan(n);
-    return data;
-  }
-  std::string text() {
-    const auto n = number<std::uint32_t>();
-    if (n > kMaxText) ok_ = false;
-    const auto data = raw(n);
-    return {reinterpret_cast<const char*>(data.data()), data.size()};
-  }
-  Hash128 hash() {
-    Hash128 hash{};
-    const auto data = raw(kHashBytes);
-    if (ok_) std::memcpy(hash.data(), data.data(), kHashBytes);
-    return hash;
-  }
-
- private:
-  std::span<const std::byte> rest_;
-  bool ok_ = true;
-};
 
 Status corrupt(const std::string& what) {
   return {Code::kCorrupt, "the snapshot " + what + "; take a new one"};
@@ -136,8 +73,8 @@ Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool wit
   // An empty window holds nothing that a later step reads.
   with_window = with_window && any_open;
 
-  std::array<Writer, 4> sections;
-  const auto put = [&](Writer& writer, std::int64_t at, std::int64_t n_bytes) {
+  std::array<ByteWriter, 4> sections;
+  const auto put = [&](ByteWriter& writer, std::int64_t at, std::int64_t n_bytes) {
     writer.raw(std::as_bytes(std::span(from + at, static_cast<std::size_t>(n_bytes))));
   };
   for (const SlotLayout::Layer& layer : layout.layers) {
@@ -148,7 +85,7 @@ Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool wit
   }
   put(sections[3], layout.conv, 4 * layout.conv_floats);
 
-  Writer out;
+  ByteWriter out;
   out.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
   out.number(kVersion);
   out.number(kValid | (with_window ? kHasWindows : 0));
@@ -165,14 +102,14 @@ Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool wit
       out.number(static_cast<std::int32_t>(n));
     }
   }
-  for (Writer& section : sections) {
+  for (ByteWriter& section : sections) {
     out.number(static_cast<std::int64_t>(section.bytes().size()));
     out.hash(xxh3_128(section.bytes()));
   }
   const auto n_header = static_cast<std::uint32_t>(out.bytes().size() + kHashBytes);
   std::memcpy(out.bytes().data() + kHeaderSizeAt, &n_header, sizeof n_header);
   out.hash(xxh3_128(out.bytes()));
-  for (Writer& section : sections) out.raw(section.bytes());
+  for (ByteWriter& section : sections) out.raw(section.bytes());
 
   Snapshot snapshot;
   snapshot.n_tokens = pool.header(slot).n_tokens;
@@ -191,7 +128,7 @@ struct Contents {
 };
 
 Result<Contents> read_contents(std::span<const std::byte> bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   const auto magic = in.raw(kMagic.size());
   if (!in.ok() || std::memcmp(magic.data(), kMagic.data(), kMagic.size()) != 0) {
     return corrupt("does not begin like one");
@@ -214,7 +151,7 @@ Result<Contents> read_contents(std::span<const std::byte> bytes) {
     return corrupt("ends inside its header");
   }
   const auto header = bytes.first(n_header - kHashBytes);
-  const Hash128 expected = Reader(bytes.subspan(header.size(), kHashBytes)).hash();
+  const Hash128 expected = ByteReader(bytes.subspan(header.size(), kHashBytes)).hash();
   if (xxh3_128(header) != expected) {
     return corrupt("has a damaged header: its checksum does not match");
   }
@@ -223,7 +160,7 @@ Result<Contents> read_contents(std::span<const std::byte> bytes) {
   if ((flags & ~(kValid | kHasWindows)) != 0) return corrupt("has unknown flags");
   if (info.n_tokens < 0) return corrupt("counts " + std::to_string(info.n_tokens) + " tokens");
   contents.with_windows = (flags & kHasWindows) != 0;
-  Reader fields(header.subspan(kHeaderSizeAt + 2 * sizeof(std::uint32_t)));
+  ByteReader fields(header.subspan(kHeaderSizeAt + 2 * sizeof(std::uint32_t)));
   info.scheme = fields.text();
   info.plan_fingerprint = fields.text();
   info.model_fingerprint = fields.text();
@@ -275,8 +212,16 @@ Result<SnapshotInfo> read_snapshot_info(std::span<const std::byte> snapshot) {
   return std::move(contents.info);
 }
 
-Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes) {
-  SP_ASSIGN_OR_RETURN(const Contents contents, read_contents(bytes));
+namespace {
+
+/// A snapshot that fits the pool, and its cursors.
+struct Checked {
+  Contents contents;
+  std::vector<Cursor> cursors;
+};
+
+Result<Checked> check_contents(const StatePool::Impl& pool, std::span<const std::byte> bytes) {
+  SP_ASSIGN_OR_RETURN(Contents contents, read_contents(bytes));
   const SnapshotInfo& theirs = contents.info;
   const CompiledScheme& ours = *pool.scheme;
   if (theirs.scheme != ours.scheme().full_name()) {
@@ -309,7 +254,7 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
   }
   const int period = ours.scheme().period;
   std::vector<Cursor> cursors;
-  Reader cursor_reader(sections[1]);
+  ByteReader cursor_reader(sections[1]);
   for (std::size_t i = 0; i < ours.layers().size(); ++i) {
     Cursor cursor;
     cursor.fill = cursor_reader.number<std::int32_t>();
@@ -323,24 +268,37 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
     }
     cursors.push_back(cursor);
   }
+  return Checked{std::move(contents), std::move(cursors)};
+}
+
+}  // namespace
+
+Status check_snapshot(const StatePool::Impl& pool, std::span<const std::byte> bytes) {
+  return check_contents(pool, bytes).status();
+}
+
+Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const std::byte> bytes) {
+  SP_ASSIGN_OR_RETURN(const Checked checked, check_contents(pool, bytes));
+  const auto& [contents, cursors] = checked;
+  const auto& sections = contents.sections;
 
   // Everything is checked: only now the slot changes.
   std::uint8_t* to = pool.slot(slot);
   const std::span<std::uint8_t> contents_of_slot = pool.contents(slot);
   std::fill(contents_of_slot.begin(), contents_of_slot.end(), std::uint8_t{0});
-  pool.header(slot).n_tokens = theirs.n_tokens;
-  Reader pages(sections[0]), windows(sections[2]);
-  const auto take = [&](Reader& reader, std::int64_t offset, std::int64_t n_bytes) {
+  pool.header(slot).n_tokens = contents.info.n_tokens;
+  ByteReader pages(sections[0]), windows(sections[2]);
+  const auto take = [&](ByteReader& reader, std::int64_t offset, std::int64_t n_bytes) {
     const auto data = reader.raw(static_cast<std::size_t>(n_bytes));
     if (!data.empty()) std::memcpy(to + offset, data.data(), data.size());
   };
   for (std::size_t i = 0; i < cursors.size(); ++i) {
     const SlotLayout::Layer& layer = pool.layout.layers[i];
     take(pages, layer.page, layer.page_bytes);
-    if (with_windows) take(windows, layer.window, layer.window_bytes);
+    if (contents.with_windows) take(windows, layer.window, layer.window_bytes);
     pool.cursor(slot, layer) = cursors[i];
   }
-  Reader conv(sections[3]);
+  ByteReader conv(sections[3]);
   take(conv, pool.layout.conv, 4 * pool.layout.conv_floats);
   return {};
 }
