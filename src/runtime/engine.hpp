@@ -75,7 +75,7 @@ struct EngineConfig {
   std::int64_t prefill_budget = 512;
   /// Prompts read in turns, a segment at a time; each holds a dense f32 state. With two or more the
   /// last place takes only prompts of one segment, so that short ones pass long ones by.
-  std::int64_t max_prompts = 1;
+  std::int64_t max_prompts = 4;
   /// Attention cache of all admitted requests; 0: no limit. A request is admitted when the cache of
   /// its longest possible reply still fits, so that no running sequence ever has to give way.
   std::int64_t kv_bytes = 0;
@@ -121,8 +121,8 @@ struct SlotView {
   std::int64_t n_prompt = 0, n_cached = 0, n_prompt_read = 0;
   std::int64_t n_reply = 0;
   std::int64_t position = 0;  ///< tokens that the state has read
-  std::int64_t n_resumable =
-      0;  ///< of a free slot: tokens of its last sequence that save_slot() knows
+  /// Of a free slot: tokens of its last sequence, to be saved while the prefix cache has them.
+  std::int64_t n_last = 0;
 };
 
 /// What was written to or read from a file.
@@ -157,8 +157,9 @@ class Engine {
   /// as long as the context: both numbers; a sampling parameter; an attention cache that never
   /// fits: both numbers), kExhausted (queue full: the limit).
   Result<RequestId> submit(Request request, TokenCallback callback);
-  /// Ends a request before its next token; unknown or finished ids do nothing.
+  /// Ends a request at the start of the next step; unknown or finished ids do nothing.
   void cancel(RequestId id);
+  void cancel_all();
 
   /// One round: takes cancellations, reads prompts within the budget, decodes one token for every
   /// running sequence. Errors: kExhausted when requests wait, none runs and every slot is held by
@@ -176,7 +177,7 @@ class Engine {
   /// the prefix cache still has of its last one. Errors: kInvalidArgument (no such slot, or its
   /// prompt is being read), kNotFound (nothing is left of it), kNotFinite, kUnsupported (no prefix
   /// cache), kIo; an older file stays.
-  Result<SavedPrefix> save_slot(std::int64_t slot, const std::string& path) const;
+  Result<SavedPrefix> save_slot(std::int64_t slot, const std::string& path);
   /// Puts a file's sequence into the prefix cache, where requests that begin with it find it.
   /// Errors: kNotFound, kIo, kCorrupt, kMismatch (another model, scheme, plan or block length),
   /// kExhausted (larger than the cache), kUnsupported (no prefix cache); nothing changes.
@@ -187,7 +188,7 @@ class Engine {
   /// The whole prefix cache to and from a folder, made if it is not there: one file for each
   /// longest prefix; files of earlier saves go. Loading passes over files that do not belong here
   /// and says why in *skipped, which may be null. Errors: kIo, kUnsupported (no prefix cache).
-  Result<SavedPrefix> save_prefixes(const std::string& folder) const;
+  Result<SavedPrefix> save_prefixes(const std::string& folder);
   Result<SavedPrefix> load_prefixes(const std::string& folder, std::vector<Status>* skipped);
   void clear_prefixes();
 
@@ -195,17 +196,34 @@ class Engine {
 
  private:
   struct Sequence;
+  using Clock = std::chrono::steady_clock;
   Engine(Model& model, StatePool& pool, ThreadPool& threads, const Tokenizer* tokenizer,
-         const EngineConfig& config);
+         const EngineConfig& config, std::unique_ptr<PrefixCache> prefixes);
   void take_cancellations();
   Status read_prompts();
+  Status admit();
+  /// The next request that may start, off the queue, with a slot; null when none may. Errors: as
+  /// step().
+  Result<std::unique_ptr<Sequence>> next_waiting();
+  void resume_prefix(Sequence& sequence);
   Status read_segment(Sequence& sequence, std::int64_t* n_read);
+  Status end_block(Sequence& sequence);
+  Status end_prompt(Sequence& sequence);
+  void put_back(std::unique_ptr<Sequence> sequence);
   Status decode();
+  void count_step();
   void sample_rows(std::span<Sequence* const> rows);
   void deliver(Sequence& sequence, Result<Choice> choice);
   void finish(Sequence& sequence, FinishReason reason, Status status, const Choice* choice,
               const std::string& text);
   void release(Sequence& sequence);
+  void keep_prefix(const Sequence& sequence);
+  TokenEvent event_of(const Sequence& sequence) const;
+  void publish();
+  Result<PrefixRecord> record_of(std::int64_t slot);
+  PrefixCache::Hit longest_of(std::int64_t slot);
+  Status check_record(const PrefixRecord& record) const;
+  Status need_prefixes() const;
 
   Model& model_;
   StatePool& pool_;
@@ -213,16 +231,23 @@ class Engine {
   const Tokenizer* tokenizer_;
   EngineConfig config_;
   std::int64_t n_vocab_ = 0;  ///< ids below are real tokens; rows of the head past them are padding
+  std::unique_ptr<const KvCache> empty_kv_;  ///< to ask for sizes
 
-  mutable std::mutex mutex_;  ///< of the four members below
+  mutable std::mutex mutex_;  ///< of the members up to views_
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<RequestId> cancelled_;
+  bool cancel_all_ = false;
   RequestId next_id_ = 1;
+  std::int64_t n_admitted_ = 0;  ///< off the queue and not ended
   EngineStats stats_;
+  std::vector<SlotView> views_;  ///< [slots] what the engine's own were doing
 
-  std::unique_ptr<Sequence> reading_;  ///< its prompt is being read into dense_
-  DenseState dense_;
+  std::vector<std::unique_ptr<Sequence>> reading_;  ///< prompts, in turns
+  std::size_t turn_ = 0;                            ///< whose
+  std::vector<std::unique_ptr<DenseState>> spare_dense_;
   std::vector<std::unique_ptr<Sequence>> running_;
+  std::unique_ptr<PrefixCache> prefixes_;               ///< null: off
+  std::vector<std::vector<std::int32_t>> last_tokens_;  ///< [slots] of each slot's last sequence
 
   std::vector<float> logits_;  ///< [max_batch, vocab]
   std::vector<DecodeRow> rows_;

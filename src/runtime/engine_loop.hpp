@@ -48,16 +48,19 @@ class EngineLoop {
 
  private:
   void run();
+  void signal();  ///< under mutex_
 
   Engine& engine_;
-  mutable std::mutex mutex_;  ///< of what follows
-  std::condition_variable wake_, idle_;
+  mutable std::mutex mutex_;      ///< of what follows
+  std::condition_variable wake_;  ///< of the loop
+  std::condition_variable done_;  ///< of those who wait for it
   std::vector<std::function<void()>> tasks_;
-  bool accepting_ = true, stopping_ = false, stopped_ = false;
-  bool signalled_ = false;  ///< something was submitted or cancelled since the loop last looked
-  bool cancel_all_ = false;
-  bool resting_ = false;  ///< the loop found the engine idle and waits
+  bool accepting_ = true;
+  bool stopping_ = false;
+  bool signalled_ = false;  ///< there is something new since the loop last looked
+  bool resting_ = false;    ///< the loop found the engine idle and waits, or has ended
   Status last_error_;
+  std::once_flag joined_;
   std::thread thread_;
 };
 

@@ -1,0 +1,214 @@
+// The engine's prefix cache to and from files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <unordered_set>
+
+#include "base/file.hpp"
+#include "pool/prefix_file.hpp"
+#include "runtime/engine_sequence.hpp"
+
+namespace statepack {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSuffix = ".spprefix";
+
+Status with_path(const std::string& path, const Status& status) {
+  return {status.code(), "'" + path + "': " + status.message()};
+}
+
+bool is_ours(const fs::path& path) { return path.extension() == kSuffix; }
+/// What an interrupted save left behind.
+bool is_remainder(const fs::path& path) {
+  return path.filename().string().find(std::string(kSuffix) + ".tmp-") != std::string::npos;
+}
+
+}  // namespace
+
+Status Engine::need_prefixes() const {
+  if (prefixes_ != nullptr) return {};
+  return {Code::kUnsupported, "there is no prefix cache; start with one to save and restore"};
+}
+
+Result<PrefixRecord> Engine::record_of(std::int64_t slot) {
+  SP_RETURN_IF_ERROR(need_prefixes());
+  if (slot < StatePool::kFirstValidSlot || slot > pool_.n_slots()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("slot {} is not one of the pool's {} to {}", slot,
+                              StatePool::kFirstValidSlot, pool_.n_slots()));
+  }
+  const auto has_slot = [&](const auto& sequence) { return sequence->slot == slot; };
+  if (std::any_of(reading_.begin(), reading_.end(), has_slot)) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("slot {} is still reading its prompt; save it once it replies", slot));
+  }
+  const auto running = std::find_if(running_.begin(), running_.end(), has_slot);
+  if (running == running_.end()) {
+    PrefixCache::Hit hit = longest_of(slot);
+    if (hit) return hit.record();
+    return Status(Code::kNotFound,
+                  fmt::format("the prefix cache has nothing of slot {}'s last sequence", slot));
+  }
+  Sequence& sequence = **running;
+  SP_ASSIGN_OR_RETURN(Snapshot snapshot, pool_.snapshot(slot));
+  PrefixRecord record;
+  record.tokens = sequence.tokens_read();
+  record.lineage = sequence.lineage;
+  record.lineage.extend(sequence.position, sequence.reader());
+  record.block_tokens = prefixes_->config().block_tokens;
+  record.row_bytes = prefixes_->row_bytes();
+  record.rows.resize(static_cast<std::size_t>(sequence.position * record.row_bytes));
+  sequence.kv->copy_rows(0, sequence.position, record.rows.data());
+  record.snapshots.push_back(std::make_shared<const Snapshot>(std::move(snapshot)));
+  return record;
+}
+
+PrefixCache::Hit Engine::longest_of(std::int64_t slot) {
+  const auto& tokens = last_tokens_[static_cast<std::size_t>(slot - StatePool::kFirstValidSlot)];
+  return prefixes_->find(tokens, std::ssize(tokens));
+}
+
+Result<SavedPrefix> Engine::save_slot(std::int64_t slot, const std::string& path) {
+  SP_ASSIGN_OR_RETURN(const PrefixRecord record, record_of(slot));
+  SP_ASSIGN_OR_RETURN(const std::int64_t n_bytes, write_prefix_file(path, record));
+  return SavedPrefix{std::ssize(record.tokens), std::ssize(record.snapshots), n_bytes};
+}
+
+Result<std::int64_t> Engine::erase_slot(std::int64_t slot) {
+  SP_ASSIGN_OR_RETURN(PrefixRecord record, record_of(slot));
+  if (!prefixes_->erase(record.tokens)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("slot {} is in use; its sequence cannot be forgotten yet", slot));
+  }
+  last_tokens_[static_cast<std::size_t>(slot - StatePool::kFirstValidSlot)].clear();
+  publish();
+  return std::ssize(record.tokens);
+}
+
+Status Engine::check_record(const PrefixRecord& record) const {
+  if (record.block_tokens != prefixes_->config().block_tokens) {
+    return {
+        Code::kMismatch,
+        fmt::format("its states were rounded every {} tokens of the prompt, here they are every "
+                    "{}; use the same block length",
+                    record.block_tokens, prefixes_->config().block_tokens)};
+  }
+  for (const std::int32_t token : record.tokens) {
+    if (token >= 0 && token < n_vocab_) continue;
+    return {Code::kMismatch,
+            fmt::format("its token {} is outside the vocabulary of {}", token, n_vocab_)};
+  }
+  for (const auto& snapshot : record.snapshots) SP_RETURN_IF_ERROR(pool_.check(snapshot->bytes));
+  return {};
+}
+
+Result<SavedPrefix> Engine::load_prefix(const std::string& path) {
+  SP_RETURN_IF_ERROR(need_prefixes());
+  SP_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  const PrefixFileLimits limits{config_.max_context, prefixes_->row_bytes(),
+                                prefixes_->config().max_bytes};
+  const Result<PrefixRecord> record = read_prefix_file(file->bytes(), limits);
+  if (!record.ok()) return with_path(path, record.status());
+  if (Status status = check_record(*record); !status.ok()) return with_path(path, status);
+
+  SavedPrefix saved;
+  saved.n_bytes = std::ssize(file->bytes());
+  const std::int64_t block = prefixes_->config().block_tokens;
+  const auto rows = [&](std::int64_t begin, std::int64_t end, std::byte* to) {
+    std::copy(record->rows.begin() + begin * record->row_bytes,
+              record->rows.begin() + end * record->row_bytes, to);
+  };
+  for (const auto& snapshot : record->snapshots) {
+    const std::int64_t n = snapshot->n_tokens;
+    Lineage lineage;
+    for (const Lineage::Run& run : record->lineage.runs()) {
+      lineage.extend(std::min(run.end, n), run.reader);
+    }
+    // In mode kBlocks every hit equals a cold read: what does not stays out.
+    const bool as_cold = lineage.cold() && n % block == 0;
+    if (prefixes_->config().mode == PrefixMode::kBlocks && !as_cold) continue;
+    const PrefixKept kept = prefixes_->insert(
+        std::span(record->tokens).first(static_cast<std::size_t>(n)), lineage, snapshot, rows);
+    if (kept == PrefixKept::kNoRoom) continue;
+    saved.n_tokens = n;
+    ++saved.n_snapshots;
+  }
+  publish();
+  if (saved.n_snapshots == 0) {
+    return Status(
+        Code::kExhausted,
+        fmt::format("'{}': nothing of it fits into a prefix cache of {} bytes in mode {}", path,
+                    prefixes_->config().max_bytes, prefix_mode_name(prefixes_->config().mode)));
+  }
+  return saved;
+}
+
+Result<SavedPrefix> Engine::save_prefixes(const std::string& folder) {
+  SP_RETURN_IF_ERROR(need_prefixes());
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    return Status(Code::kIo, fmt::format("'{}' cannot be made: {}", folder, error.message()));
+  }
+  SavedPrefix saved;
+  std::unordered_set<std::string> written;
+  std::unordered_set<const Snapshot*> known;  // shared beginnings: each snapshot in one file only
+  for (const PrefixCache::Hit& hit : prefixes_->longest()) {
+    PrefixRecord record = hit.record();
+    std::erase_if(record.snapshots,
+                  [&](const auto& snapshot) { return !known.insert(snapshot.get()).second; });
+    // The order of names is the order of use.
+    const std::string name = fmt::format("{:08}{}", written.size(), kSuffix);
+    SP_ASSIGN_OR_RETURN(const std::int64_t n_bytes,
+                        write_prefix_file((fs::path(folder) / name).string(), record));
+    written.insert(name);
+    saved.n_tokens += std::ssize(record.tokens);
+    saved.n_snapshots += std::ssize(record.snapshots);
+    saved.n_bytes += n_bytes;
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const bool old = is_ours(entry.path()) && !written.contains(entry.path().filename().string());
+    if (!old && !is_remainder(entry.path())) continue;
+    std::error_code ignored;  // what cannot be removed is loaded once more: no harm
+    fs::remove(entry.path(), ignored);
+  }
+  return saved;
+}
+
+Result<SavedPrefix> Engine::load_prefixes(const std::string& folder, std::vector<Status>* skipped) {
+  SP_RETURN_IF_ERROR(need_prefixes());
+  std::error_code error;
+  std::vector<std::string> paths;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    if (is_ours(entry.path())) paths.push_back(entry.path().string());
+  }
+  if (error == std::errc::no_such_file_or_directory) return SavedPrefix{};  // never saved
+  if (error) {
+    return Status(Code::kIo, fmt::format("'{}' cannot be read: {}", folder, error.message()));
+  }
+  std::sort(paths.begin(), paths.end());
+  SavedPrefix loaded;
+  for (const std::string& path : paths) {
+    const Result<SavedPrefix> one = load_prefix(path);
+    if (!one.ok()) {
+      if (skipped != nullptr) skipped->push_back(one.status());
+      continue;
+    }
+    loaded.n_tokens += one->n_tokens;
+    loaded.n_snapshots += one->n_snapshots;
+    loaded.n_bytes += one->n_bytes;
+  }
+  return loaded;
+}
+
+void Engine::clear_prefixes() {
+  if (prefixes_ == nullptr) return;
+  prefixes_->clear();
+  publish();
+}
+
+}  // namespace statepack
