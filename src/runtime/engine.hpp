@@ -179,8 +179,9 @@ class Engine {
   /// cache), kIo; an older file stays.
   Result<SavedPrefix> save_slot(std::int64_t slot, const std::string& path);
   /// Puts a file's sequence into the prefix cache, where requests that begin with it find it.
-  /// Errors: kNotFound, kIo, kCorrupt, kMismatch (another model, scheme, plan or block length),
-  /// kExhausted (larger than the cache), kUnsupported (no prefix cache); nothing changes.
+  /// n_tokens of the result are found from now on. Errors: kNotFound, kIo, kCorrupt, kMismatch
+  /// (another model, scheme, plan, block length, or reading of the same tokens), kExhausted (larger
+  /// than the cache), kUnsupported (no prefix cache); nothing changes.
   Result<SavedPrefix> load_prefix(const std::string& path);
   /// Forgets the prefix cache's entry of a free slot's last sequence: its tokens. Errors:
   /// kInvalidArgument, kNotFound, kUnsupported.

@@ -59,7 +59,7 @@ Status EngineLoop::call(const std::function<void()>& task) {
 bool EngineLoop::drain(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   accepting_ = false;
-  const auto at_rest = [&] { return resting_ && !signalled_; };
+  const auto at_rest = [&] { return ended_ || (resting_ && !signalled_); };
   if (done_.wait_until(lock, deadline, at_rest)) return true;
   engine_.cancel_all();
   signal();
@@ -97,8 +97,9 @@ void EngineLoop::run() {
   for (;;) {
     if (!signalled_ && engine_.idle()) {
       resting_ = true;
+      ended_ = stopping_;
       done_.notify_all();
-      if (stopping_) return;
+      if (ended_) return;
       wake_.wait(lock, [&] { return signalled_; });
       resting_ = false;
     }

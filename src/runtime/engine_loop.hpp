@@ -58,7 +58,8 @@ class EngineLoop {
   bool accepting_ = true;
   bool stopping_ = false;
   bool signalled_ = false;  ///< there is something new since the loop last looked
-  bool resting_ = false;    ///< the loop found the engine idle and waits, or has ended
+  bool resting_ = false;    ///< the loop found the engine idle and waits
+  bool ended_ = false;      ///< the thread has nothing more to do, ever
   Status last_error_;
   std::once_flag joined_;
   std::thread thread_;

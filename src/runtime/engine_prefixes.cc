@@ -117,6 +117,7 @@ Result<SavedPrefix> Engine::load_prefix(const std::string& path) {
 
   SavedPrefix saved;
   saved.n_bytes = std::ssize(file->bytes());
+  bool other_reading = false;
   const std::int64_t block = prefixes_->config().block_tokens;
   const auto rows = [&](std::int64_t begin, std::int64_t end, std::byte* to) {
     std::copy(record->rows.begin() + begin * record->row_bytes,
@@ -133,11 +134,18 @@ Result<SavedPrefix> Engine::load_prefix(const std::string& path) {
     if (prefixes_->config().mode == PrefixMode::kBlocks && !as_cold) continue;
     const PrefixKept kept = prefixes_->insert(
         std::span(record->tokens).first(static_cast<std::size_t>(n)), lineage, snapshot, rows);
-    if (kept == PrefixKept::kNoRoom) continue;
+    other_reading = other_reading || kept == PrefixKept::kOtherReading;
+    if (kept != PrefixKept::kNew && kept != PrefixKept::kAlready) continue;
     saved.n_tokens = n;
     ++saved.n_snapshots;
   }
   publish();
+  if (saved.n_snapshots == 0 && other_reading) {
+    return Status(Code::kMismatch,
+                  fmt::format("'{}': the prefix cache has the same tokens from another reading; "
+                              "forget those first, or go on with them",
+                              path));
+  }
   if (saved.n_snapshots == 0) {
     return Status(
         Code::kExhausted,
