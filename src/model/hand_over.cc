@@ -34,7 +34,7 @@ Status hand_over(StatePool& pool, std::int64_t slot, const DenseState& state, st
     SP_RETURN_IF_ERROR(hand_over(layer, slot, S, n_tokens, threads));
     S += layer.layer->shape.n_values();
   }
-  std::copy(state.conv.begin(), state.conv.end(), pool.conv(slot));
+  pool.store_conv(slot, state.conv.data());
   pool.set_n_tokens(slot, n_tokens);
   return {};
 }
@@ -47,7 +47,7 @@ Status restore_dense(StatePool& pool, std::int64_t slot, DenseState& state, Thre
     SP_RETURN_IF_ERROR(restore_dense(layer, slot, S, threads));
     S += layer.layer->shape.n_values();
   }
-  std::copy_n(pool.conv(slot), state.conv.size(), state.conv.begin());
+  pool.load_conv(slot, state.conv.data());
   return {};
 }
 

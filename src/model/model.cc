@@ -312,15 +312,30 @@ Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float*
   const Scratch::Mark mark(scratch_);
   const auto n_rows = static_cast<std::int64_t>(n);
   const std::int64_t H = config_.hidden;
-  // A quarantined slot is not written: its row works on a history that nobody reads again.
+  // A quarantined slot is not written: its row works on a history that nobody reads again. Where
+  // slots keep bf16, rows work on widened copies.
+  const bool in_place = pool.conv_format() == ConvFormat::kF32;
   std::vector<float*> conv;
+  std::vector<std::pair<std::int64_t, float*>> copies;
   for (std::int64_t slot : slots) {
-    conv.push_back(pool.conv(slot));
-    if (pool.quarantined(slot)) {
-      conv.back() = scratch_.take(config_.conv_floats());
+    const bool quarantined = pool.quarantined(slot);
+    if (in_place && !quarantined) {
+      conv.push_back(pool.conv(slot));
+      continue;
+    }
+    conv.push_back(scratch_.take(config_.conv_floats()));
+    if (quarantined) {
       std::fill_n(conv.back(), config_.conv_floats(), 0.0F);
+    } else {
+      copies.emplace_back(slot, conv.back());
     }
   }
+  const auto for_each_copy = [&](auto move) {
+    threads_.parallel_for(std::ssize(copies), [&](std::int64_t i, int) {
+      move(copies[static_cast<std::size_t>(i)].first, copies[static_cast<std::size_t>(i)].second);
+    });
+  };
+  for_each_copy([&](std::int64_t slot, float* copy) { pool.load_conv(slot, copy); });
   const Pass p = pass(GemmPath::kInvariant, n_rows);
   const Batch batch{pool, rows, slots, positions, caches, conv};
   float* h = scratch_.take(n_rows * H);
@@ -330,6 +345,7 @@ Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float*
   clock_.lap(Part::kEmbedding);
   SP_RETURN_IF_ERROR(run_layers(
       p, h, [&](Mixer& mixer, const float* x, float* y) { return mixer.decode(p, batch, x, y); }));
+  for_each_copy([&](std::int64_t slot, const float* copy) { pool.store_conv(slot, copy); });
   for (std::size_t i = 0; i < n; ++i) caches[i]->set_n_tokens(positions[i] + 1);
   head(p, h, n_rows, logits);
   for (std::size_t i = 0; i < n; ++i) {

@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/file.hpp"
+#include "base/half.hpp"
 #include "pool/impl.hpp"
 
 namespace statepack {
@@ -71,8 +72,10 @@ std::int64_t available_bytes() {
 
 }  // namespace
 
-SlotLayout::SlotLayout(const CompiledScheme& scheme, std::int64_t n_conv_floats)
-    : conv_floats(n_conv_floats) {
+SlotLayout::SlotLayout(const CompiledScheme& scheme, std::int64_t n_conv_floats, ConvFormat format)
+    : conv_floats(n_conv_floats),
+      conv_bytes(n_conv_floats * (format == ConvFormat::kF32 ? 4 : 2)),
+      conv_format(format) {
   std::int64_t at = sizeof(SlotHeader);
   for (const CompiledLayer& layer : scheme.layers()) {
     Layer place;
@@ -88,7 +91,7 @@ SlotLayout::SlotLayout(const CompiledScheme& scheme, std::int64_t n_conv_floats)
     at += static_cast<std::int64_t>(sizeof(Cursor));
   }
   conv = at;
-  n_bytes = round_up(at + 4 * conv_floats, 64);
+  n_bytes = round_up(at + conv_bytes, 64);
 }
 
 StatePool::Impl::~Impl() {
@@ -127,7 +130,7 @@ Result<std::unique_ptr<StatePool>> StatePool::create(std::shared_ptr<const Compi
   }
   std::unique_ptr<StatePool> pool(new StatePool);
   Impl& impl = *pool->impl_;
-  impl.layout = SlotLayout(*scheme, config.conv_floats);
+  impl.layout = SlotLayout(*scheme, config.conv_floats, config.conv_format);
   impl.scheme = std::move(scheme);
   impl.n_slots = config.n_slots;
 
@@ -168,8 +171,10 @@ const CompiledScheme& StatePool::scheme() const { return *impl_->scheme; }
 std::int64_t StatePool::n_slots() const { return impl_->n_slots; }
 std::int64_t StatePool::conv_floats() const { return impl_->layout.conv_floats; }
 std::int64_t StatePool::bytes_per_slot() const { return slot_bytes(impl_->layout); }
-std::int64_t StatePool::bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats) {
-  return slot_bytes(SlotLayout(scheme, conv_floats));
+ConvFormat StatePool::conv_format() const { return impl_->layout.conv_format; }
+std::int64_t StatePool::bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats,
+                                       ConvFormat conv_format) {
+  return slot_bytes(SlotLayout(scheme, conv_floats, conv_format));
 }
 std::int64_t StatePool::bytes_allocated() const { return impl_->n_bytes; }
 
@@ -258,7 +263,33 @@ LayerState StatePool::layer(int recurrent_layer) {
 
 float* StatePool::conv(std::int64_t slot) {
   SP_CHECK(slot >= 0 && slot <= impl_->n_slots, "no such slot");
+  SP_CHECK(impl_->layout.conv_format == ConvFormat::kF32, "the history is not kept in f32");
   return reinterpret_cast<float*>(impl_->slot(slot) + impl_->layout.conv);
+}
+
+void StatePool::load_conv(std::int64_t slot, float* to) const {
+  SP_CHECK(slot >= 0 && slot <= impl_->n_slots, "no such slot");
+  const SlotLayout& layout = impl_->layout;
+  const std::uint8_t* from = impl_->slot(slot) + layout.conv;
+  if (layout.conv_format == ConvFormat::kF32) {
+    std::copy_n(reinterpret_cast<const float*>(from), layout.conv_floats, to);
+  } else {
+    std::transform(reinterpret_cast<const std::uint16_t*>(from),
+                   reinterpret_cast<const std::uint16_t*>(from) + layout.conv_floats, to,
+                   bf16_to_f32);
+  }
+}
+
+void StatePool::store_conv(std::int64_t slot, const float* from) {
+  SP_CHECK(slot >= 0 && slot <= impl_->n_slots, "no such slot");
+  const SlotLayout& layout = impl_->layout;
+  std::uint8_t* to = impl_->slot(slot) + layout.conv;
+  if (layout.conv_format == ConvFormat::kF32) {
+    std::copy_n(from, layout.conv_floats, reinterpret_cast<float*>(to));
+  } else {
+    std::transform(from, from + layout.conv_floats, reinterpret_cast<std::uint16_t*>(to),
+                   f32_to_bf16);
+  }
 }
 
 std::int64_t StatePool::n_tokens(std::int64_t slot) const {

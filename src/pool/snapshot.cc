@@ -58,7 +58,7 @@ struct SectionSizes {
       bytes[1] += static_cast<std::int64_t>(sizeof(Cursor));
       bytes[2] += with_windows ? layer.window_bytes : 0;
     }
-    bytes[3] = 4 * layout.conv_floats;
+    bytes[3] = layout.conv_bytes;
   }
 };
 
@@ -83,7 +83,7 @@ Snapshot write_snapshot(const StatePool::Impl& pool, std::int64_t slot, bool wit
     sections[1].number(pool.cursor(slot, layer).limit);
     if (with_window) put(sections[2], layer.window, layer.window_bytes);
   }
-  put(sections[3], layout.conv, 4 * layout.conv_floats);
+  put(sections[3], layout.conv, layout.conv_bytes);
 
   ByteWriter out;
   out.raw(std::as_bytes(std::span(kMagic.data(), kMagic.size())));
@@ -299,7 +299,7 @@ Status read_snapshot(StatePool::Impl& pool, std::int64_t slot, std::span<const s
     pool.cursor(slot, layer) = cursors[i];
   }
   ByteReader conv(sections[3]);
-  take(conv, pool.layout.conv, 4 * pool.layout.conv_floats);
+  take(conv, pool.layout.conv, pool.layout.conv_bytes);
   return {};
 }
 

@@ -89,6 +89,38 @@ TEST_P(Family, DecodeMeetsTheDefinition) {
   EXPECT_LT(relative_error(mixed.logits, tail), kTolerance);
 }
 
+TEST_P(Family, AttentionRowsMoveToAnotherCache) {
+  const auto vocab = static_cast<std::int32_t>(model_->config().vocab);
+  std::vector<std::int32_t> tokens(310);  // more than a block of the cache
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>(i * 7) % vocab;
+  }
+  DenseState state = model_->new_dense_state();
+  const auto kv = model_->new_kv_cache(), other = model_->new_kv_cache();
+  ASSERT_TRUE(model_->prefill(std::span(tokens).first(300), 0, state, *kv, 0, nullptr).ok());
+  const auto rows_of = [](const KvCache& cache, std::int64_t begin, std::int64_t end) {
+    std::vector<std::byte> rows(static_cast<std::size_t>((end - begin) * cache.row_bytes()));
+    cache.copy_rows(begin, end, rows.data());
+    return rows;
+  };
+  EXPECT_EQ(kv->row_bytes(), model_->config().kv_bytes_per_token());
+  const auto first = rows_of(*kv, 0, 201), second = rows_of(*kv, 201, 300);
+  ASSERT_TRUE(other->append_rows(201, first).ok());
+  EXPECT_EQ(other->append_rows(100, second).code(), Code::kInvalidArgument);
+  EXPECT_EQ(other->n_tokens(), 201);
+  ASSERT_TRUE(other->append_rows(99, second).ok());
+  EXPECT_EQ(other->n_tokens(), 300);
+  EXPECT_EQ(other->n_bytes(), other->bytes_for(300));
+  EXPECT_EQ(rows_of(*other, 0, 300), rows_of(*kv, 0, 300));
+  // Reading on is the same from both.
+  DenseState copy = state;
+  std::vector<float> a(static_cast<std::size_t>(vocab)), b(static_cast<std::size_t>(vocab));
+  const auto rest = std::span(tokens).subspan(300);
+  ASSERT_TRUE(model_->prefill(rest, 300, state, *kv, 1, a.data()).ok());
+  ASSERT_TRUE(model_->prefill(rest, 300, copy, *other, 1, b.data()).ok());
+  EXPECT_EQ(a, b);
+}
+
 TEST_P(Family, ThreadsDoNotChangeABit) {
   const Reading two = by_prefill(*model_, tokens_, n_tokens());
   for (int n : {1, 3}) {

@@ -578,5 +578,42 @@ TEST(Snapshot, EveryFlippedBitAndTruncationIsRefused) {
   EXPECT_EQ(pool->snapshot(slot)->bytes, good);
 }
 
+TEST(ConvFormat, Bf16TakesHalfAndRoundsOnce) {
+  const auto scheme = compile("int8,period=4");
+  const PoolConfig config{.n_slots = 2, .conv_floats = kConv, .conv_format = ConvFormat::kBf16};
+  const auto pool = StatePool::create(scheme, config).value();
+  const auto f32_pool = make_pool(scheme);
+  EXPECT_EQ(pool->conv_format(), ConvFormat::kBf16);
+  EXPECT_EQ(f32_pool->conv_format(), ConvFormat::kF32);
+  EXPECT_EQ(pool->bytes_per_slot(), StatePool::bytes_per_slot(*scheme, kConv, ConvFormat::kBf16));
+  // Slots are multiples of 64 bytes, so half of 37 values saves one such piece or two.
+  const std::int64_t saved = f32_pool->bytes_per_slot() - pool->bytes_per_slot();
+  EXPECT_TRUE(saved == 64 || saved == 128) << saved;
+
+  const std::int64_t slot = pool->alloc().value();
+  std::vector<float> values(kConv), back(kConv);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  pool->store_conv(slot, values.data());
+  pool->load_conv(slot, back.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_LE(std::fabs(back[i] - values[i]), std::fabs(values[i]) * 0x1p-8f);
+  }
+  pool->store_conv(slot, back.data());
+  std::vector<float> again(kConv);
+  pool->load_conv(slot, again.data());
+  EXPECT_EQ(again, back);
+
+  const Snapshot snapshot = pool->snapshot(slot).value();
+  const std::int64_t other = pool->alloc().value();
+  ASSERT_TRUE(pool->restore(other, snapshot.bytes).ok());
+  pool->load_conv(other, again.data());
+  EXPECT_EQ(again, back);
+  EXPECT_TRUE(pool->check(snapshot.bytes).ok());
+  const Status refused = f32_pool->check(snapshot.bytes);
+  EXPECT_EQ(refused.code(), Code::kMismatch);
+  EXPECT_THAT(refused.message(), HasSubstr("convolution history"));
+  EXPECT_EQ(f32_pool->restore(f32_pool->alloc().value(), snapshot.bytes).code(), Code::kMismatch);
+}
+
 }  // namespace
 }  // namespace statepack

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,7 +28,7 @@ struct Bench {
   std::unique_ptr<StatePool> pool;
   std::unique_ptr<Engine> engine;
 
-  Bench(const std::string& scheme, PrefixMode mode) {
+  Bench(const std::string& scheme, PrefixMode mode, ConvFormat conv_format = ConvFormat::kF32) {
     const PlanLibrary plans = PlanLibrary::open(kDir, {}).value();
     auto compiled = plans.compile(Scheme::parse(scheme).value(), model->config().recurrent_shapes(),
                                   model->fingerprint());
@@ -35,6 +36,7 @@ struct Bench {
     PoolConfig config;
     config.n_slots = 3;
     config.conv_floats = model->config().conv_floats();
+    config.conv_format = conv_format;
     pool = StatePool::create(*compiled, config).value();
     restart(mode);
   }
@@ -248,6 +250,55 @@ TEST(PrefixMemory, ACachedPrefixTakesItsPayloadAndNothingMore) {
     EXPECT_GE(turn, payload + bits.window_bytes) << scheme;
     EXPECT_LE(turn, payload + bits.window_bytes + header) << scheme;
   }
+}
+
+TEST(ConvFormat, HistoryInBf16KeepsEveryEquality) {
+  Bench bench("stepquant:4,period=16", PrefixMode::kBlocks, ConvFormat::kBf16);
+  const Tokens prompt = talk(bench, 700, 1);
+  const Reply cold = answer(bench, prompt, 40);
+  std::vector<Reply> out(3);
+  ask(bench, prompt, 40, &out[0]);
+  ask(bench, talk(bench, 90, 2), 40, &out[1]);
+  ask(bench, prompt, 40, &out[2]);
+  ASSERT_TRUE(bench.engine->run().ok());
+  EXPECT_EQ(out[0].n_cached, 512);
+  EXPECT_TRUE(out[0] == cold);
+  EXPECT_TRUE(out[2] == cold);
+  bench.restart(PrefixMode::kOff);
+  EXPECT_EQ(answer(bench, talk(bench, 90, 2), 40).tokens, out[1].tokens);
+}
+
+TEST(ConvFormat, HistoryInBf16IsCloseToF32) {
+  // Forced through the same tokens, so that only the format differs.
+  Bench f32("fp32", PrefixMode::kOff);
+  Bench bf16("fp32", PrefixMode::kOff, ConvFormat::kBf16);
+  const Tokens tokens = talk(f32, 300, 1);
+  std::vector<std::vector<float>> logits;
+  for (Bench* bench : {&f32, &bf16}) {
+    const std::int64_t slot = bench->pool->alloc().value();
+    const auto kv = bench->model->new_kv_cache();
+    std::vector<float>& all = logits.emplace_back();
+    std::vector<float> row(static_cast<std::size_t>(bench->model->config().vocab));
+    for (std::int64_t t = 0; t < std::ssize(tokens); ++t) {
+      const DecodeRow in{slot, kv.get(), tokens[static_cast<std::size_t>(t)], t};
+      ASSERT_TRUE(bench->model->decode(*bench->pool, std::span(&in, 1), row.data()).ok());
+      bench->pool->set_n_tokens(slot, t + 1);
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    bench->pool->free(slot);
+  }
+  double difference = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < logits[0].size(); ++i) {
+    const double d = logits[0][i] - logits[1][i];
+    difference += d * d;
+    norm += double{logits[0][i]} * logits[0][i];
+  }
+  const double relative = std::sqrt(difference / norm);
+  std::printf("logits over 300 tokens differ by %.2g of their norm\n", relative);
+  EXPECT_GT(relative, 0);
+  // Each of the three older taps carries a rounding of at most 2^-9 of its value.
+  EXPECT_LT(relative, 3 * 0x1p-9);
 }
 
 INSTANTIATE_TEST_SUITE_P(Schemes, PrefixModelTest,
