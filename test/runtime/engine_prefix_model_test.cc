@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "../base/temporary_folder.hpp"
@@ -173,6 +174,36 @@ TEST_P(PrefixModelTest, ASecondTurnIsASequenceThatNeverStopped) {
   }
   EXPECT_EQ(tokens, reply.tokens);
   pool.free(slot);
+}
+
+TEST_P(PrefixModelTest, ABrokenStateEndsOneRequestAndIsNotCached) {
+  Bench bench(GetParam(), PrefixMode::kTurns);
+  const Tokens victim = talk(bench, 300, 1), bystander = talk(bench, 120, 2);
+  const Reply expected = answer(bench, bystander, 30);
+  const Reply whole = answer(bench, victim, 30);
+  bench.restart(PrefixMode::kTurns);
+  std::vector<Reply> out(2);
+  ask(bench, bystander, 30, &out[0]);
+  Status broken;
+  Request request;
+  request.prompt = victim;
+  request.params.max_tokens = 30;
+  request.params.ignore_eos = true;
+  const auto id = bench.engine->submit(std::move(request), [&](const TokenEvent& event) {
+    if (event.finish) broken = event.status;
+  });
+  ask(bench, bystander, 30, &out[1]);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(bench.engine->step().ok());
+  for (const SlotView& view : bench.engine->slots()) {
+    if (view.request != *id) continue;
+    ASSERT_EQ(view.phase, SlotPhase::kReply);
+    bench.pool->conv(view.slot)[5] = std::numeric_limits<float>::quiet_NaN();
+  }
+  ASSERT_TRUE(bench.engine->run().ok());
+  EXPECT_EQ(broken.code(), Code::kNotFinite) << broken.message();
+  EXPECT_EQ(bench.engine->stats().nonfinite, 1);
+  for (const Reply& reply : out) EXPECT_TRUE(reply == expected);
+  EXPECT_TRUE(answer(bench, victim, 30) == whole);
 }
 
 constexpr const char* kFolderVariable = "STATEPACK_TEST_FOLDER";
