@@ -29,7 +29,6 @@ namespace {
 
 constexpr std::string_view kMagic = "SPPREF\r\n";
 constexpr std::uint32_t kVersion = 1;
-constexpr std::size_t kHeaderSizeAt = 12;
 constexpr std::size_t kFixedBytes = 48;
 constexpr std::size_t kTableEntry = 2 * sizeof(std::int64_t) + sizeof(Hash128);
 constexpr std::size_t kHashBytes = sizeof(Hash128);
