@@ -1,10 +1,11 @@
 # The functions that every folder uses.
 
-# sp_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one static library for one folder of src/.
-# LINK names what its headers need, PRIVATE_LINK what only its sources need.
+# sp_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...] [INTERNAL]): one static library for one folder
+# of src/. LINK names what its headers need, PRIVATE_LINK what only its sources need. INTERNAL: part of
+# the program alone, so not installed, and nothing to vectorise.
 define_property(GLOBAL PROPERTY SP_LIBRARIES BRIEF_DOCS "All libraries of ours, ground first.")
 function(sp_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  cmake_parse_arguments(ARG "INTERNAL" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   add_library(sp_${name} STATIC ${ARG_SOURCES})
   add_library(statepack::${name} ALIAS sp_${name})
   target_include_directories(sp_${name} PUBLIC
@@ -15,12 +16,14 @@ function(sp_library name)
   list(TRANSFORM ARG_PRIVATE_LINK REPLACE "^nlohmann_json::.*" "$<BUILD_INTERFACE:\\0>")
   target_link_libraries(sp_${name} PUBLIC ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   sp_options(sp_${name})
-  if(NOT SP_SANITIZE)  # -O2 of g++ 12 hardly vectorises
+  if(NOT SP_SANITIZE AND NOT ARG_INTERNAL)  # -O2 of g++ 12 hardly vectorises
     target_compile_options(sp_${name} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:-O3>)
   endif()
   set_target_properties(sp_${name} PROPERTIES
     OUTPUT_NAME statepack_${name} EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
-  set_property(GLOBAL APPEND PROPERTY SP_LIBRARIES sp_${name})
+  if(NOT ARG_INTERNAL)
+    set_property(GLOBAL APPEND PROPERTY SP_LIBRARIES sp_${name})
+  endif()
 endfunction()
 
 # Options of every target of ours. -ffp-contract=off: a codec's bits and the reference recurrence are

@@ -33,6 +33,7 @@ void add_generate(CLI::App& app, Command* command);
 void add_calibrate(CLI::App& app, Command* command);
 void add_eval(CLI::App& app, Command* command);
 void add_inspect(CLI::App& app, Command* command);
+void add_serve(CLI::App& app, Command* command);
 void add_size(CLI::App& app, Command* command);
 void add_version(CLI::App& app, Command* command);
 

@@ -1,4 +1,5 @@
 // The program: command line to command, Status to message and exit code.
+#include <algorithm>
 #include <cstdio>
 
 #include "base/progress.hpp"
@@ -8,6 +9,7 @@ namespace {
 
 int run(int argc, char** argv) {
   using namespace statepack;
+  using namespace std::string_literals;
   CLI::App app("Linear-attention language models with their recurrent state in a few bits.",
                "statepack");
   app.require_subcommand(1);
@@ -22,6 +24,7 @@ int run(int argc, char** argv) {
 
   cli::Command command;
   cli::add_generate(app, &command);
+  cli::add_serve(app, &command);
   cli::add_calibrate(app, &command);
   cli::add_eval(app, &command);
   cli::add_inspect(app, &command);
@@ -29,7 +32,12 @@ int run(int argc, char** argv) {
   cli::add_bench(app, &command);
   cli::add_version(app, &command);
   try {
-    app.parse(argc, argv);
+    // llama-server's name of an option; a short name of ours has one letter.
+    std::vector<std::string> args(argv + 1, argv + argc);
+    if (!args.empty() && args[0] == "serve")
+      std::replace(args.begin(), args.end(), "-np"s, "--parallel"s);
+    std::reverse(args.begin(), args.end());  // as CLI11 takes them
+    app.parse(args);
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
