@@ -38,6 +38,7 @@ Result<std::unique_ptr<Backend>> Backend::plan(const BackendOptions& options) {
   PoolConfig pool;
   pool.n_slots = backend->summary_.n_slots;
   pool.conv_floats = config.conv_floats();
+  pool.conv_format = options.conv_format;
   SP_ASSIGN_OR_RETURN([[maybe_unused]] const auto tried, StatePool::create(compiled, pool));
   return backend;
 }
@@ -49,7 +50,7 @@ Status Backend::decide_sizes(const ModelConfig& config, const CompiledScheme& sc
   s.scheme = scheme.scheme().name();
   s.payload_bits = bits.payload;
   s.resident_bits = bits.resident;
-  s.bytes_per_slot = StatePool::bytes_per_slot(scheme, config.conv_floats());
+  s.bytes_per_slot = StatePool::bytes_per_slot(scheme, config.conv_floats(), o.conv_format);
   s.kv_bytes_per_token = config.kv_bytes_per_token();
 
   s.max_context = o.max_context > 0 ? o.max_context : config.max_position;
@@ -122,6 +123,10 @@ Status Backend::load() {
   threads_ = std::make_unique<ThreadPool>(options_.threads);
   SP_ASSIGN_OR_RETURN(model_, Model::load(options_.model, *threads_));
   SP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::load(options_.model));
+  for (std::int32_t id = 0; id < tokenizer_->n_tokens(); ++id) {
+    longest_token_bytes_ =
+        std::max<std::int64_t>(longest_token_bytes_, std::ssize(tokenizer_->token_bytes(id)));
+  }
   Result<std::unique_ptr<ChatTemplate>> chat_template = ChatTemplate::load(options_.model);
   if (chat_template.ok()) {
     chat_template_ = std::move(chat_template).value();
@@ -135,6 +140,7 @@ Status Backend::load() {
   PoolConfig pool;
   pool.n_slots = summary_.n_slots;
   pool.conv_floats = model_->config().conv_floats();
+  pool.conv_format = options_.conv_format;
   SP_ASSIGN_OR_RETURN(pool_, StatePool::create(compiled, pool));
   EngineConfig engine;
   engine.max_batch = summary_.max_seqs;

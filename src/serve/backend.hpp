@@ -21,10 +21,11 @@ namespace statepack::serve {
 struct BackendOptions {
   std::string model;  ///< checkpoint folder
   std::vector<std::string> plans;
-  std::string state = "fp32";    ///< scheme
-  int threads = 0;               ///< 0: the cores at hand
-  std::int64_t pool_slots = 0;   ///< 0: as pool_bytes or max_seqs say
-  std::int64_t pool_bytes = 0;   ///< of the state pool; 0: as pool_slots or max_seqs say
+  std::string state = "fp32";   ///< scheme
+  int threads = 0;              ///< 0: the cores at hand
+  std::int64_t pool_slots = 0;  ///< 0: as pool_bytes or max_seqs say
+  std::int64_t pool_bytes = 0;  ///< of the state pool; 0: as pool_slots or max_seqs say
+  ConvFormat conv_format = ConvFormat::kF32;
   std::int64_t max_seqs = 0;     ///< decoded in one batch; 0: the slots, at most 256
   std::int64_t max_context = 0;  ///< tokens of prompt and reply; 0: the model's limit
   std::int64_t max_queue = 1024;
@@ -59,6 +60,7 @@ class Backend {
   bool ready() const { return ready_.load(std::memory_order_acquire); }
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  std::int64_t longest_token_bytes() const { return longest_token_bytes_; }
   const ChatTemplate* chat_template() const { return chat_template_.get(); }  ///< null: none
   /// Sampling settings of a request that names none: those of the checkpoint's
   /// generation_config.json, else OpenAI's.
@@ -85,6 +87,7 @@ class Backend {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::int64_t longest_token_bytes_ = 0;
   std::unique_ptr<ChatTemplate> chat_template_;
   std::unique_ptr<StatePool> pool_;
   std::unique_ptr<Engine> engine_;

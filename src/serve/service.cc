@@ -50,6 +50,16 @@ bool is_json(std::string_view content_type) {
                     [](char a, char b) { return a == b || (a >= 'A' && a <= 'Z' && a + 32 == b); });
 }
 
+/// Bytes of all texts in a value.
+std::size_t text_bytes(const Json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().size();
+  std::size_t n = 0;
+  if (value.is_structured()) {
+    for (const Json& item : value) n += text_bytes(item);
+  }
+  return n;
+}
+
 std::int64_t unix_seconds(std::chrono::system_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
@@ -183,6 +193,13 @@ std::optional<HttpResponse> Service::check(const HttpRequest& head) const {
   if (route->needs_model && !backend_.ready()) {
     return refuse({503, "application/json", std::string(kLoading), {{"Retry-After", "1"}}});
   }
+  const bool from_elsewhere = !head.header("origin").empty() && cors(head).empty();
+  if (route->handler == &Service::post_slot && from_elsewhere) {
+    return refuse(to_response({403,
+                               "slots are not changed for web pages of other origins; see "
+                               "--cors-origin",
+                               "PermissionDeniedError", ""}));
+  }
   // A web page cannot send this type to another site without being asked first.
   if (head.method == "POST" && route->handler != &Service::post_slot &&
       !is_json(head.header("content-type"))) {
@@ -276,6 +293,7 @@ std::optional<ApiError> Service::encode(const std::string& body, bool chat,
   if (chat) return encode_chat_prompt(*request.chat, &out->prompts.emplace_back());
   for (const Prompt& prompt : request.prompts) {
     if (const auto* text = std::get_if<std::string>(&prompt)) {
+      if (auto error = check_length(text->size(), "prompt")) return error;
       Result<std::vector<std::int32_t>> ids = backend_.tokenizer().try_encode(*text, true);
       if (!ids.ok()) return bad_request("prompt", ids.status().message());
       out->prompts.push_back(std::move(ids).value());
@@ -286,11 +304,20 @@ std::optional<ApiError> Service::encode(const std::string& body, bool chat,
   return std::nullopt;
 }
 
+std::optional<ApiError> Service::check_length(std::size_t n_bytes, const char* param) const {
+  const std::int64_t most = backend_.summary().max_context * backend_.longest_token_bytes();
+  if (static_cast<std::int64_t>(n_bytes) <= most) return std::nullopt;
+  return bad_request(param, fmt::format("{} holds {} bytes of text, and the context of {} tokens "
+                                        "holds {} at most; shorten it",
+                                        param, n_bytes, backend_.summary().max_context, most));
+}
+
 std::optional<ApiError> Service::encode_chat_prompt(const ChatPrompt& chat,
                                                     std::vector<std::int32_t>* out) const {
   if (backend_.chat_template() == nullptr) {
     return not_supported("messages", "this model has no chat template; use /v1/completions");
   }
+  if (auto error = check_length(text_bytes(chat.messages), "messages")) return error;
   Result<std::vector<std::int32_t>> ids =
       encode_chat(backend_.tokenizer(), *backend_.chat_template(), chat.messages, chat.variables,
                   chat.add_generation_prompt);

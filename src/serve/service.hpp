@@ -64,6 +64,8 @@ class Service {
   void generate(const ExchangePtr& exchange, bool chat);
   /// Parses and encodes, on the worker's thread.
   std::optional<ApiError> encode(const std::string& body, bool chat, EncodedRequest* out) const;
+  /// Refuses text that cannot fit the context before time is spent on encoding it.
+  std::optional<ApiError> check_length(std::size_t n_bytes, const char* param) const;
   std::optional<ApiError> encode_chat_prompt(const ChatPrompt& chat,
                                              std::vector<std::int32_t>* out) const;
   /// Answers with what `work` makes of the body; it runs on the worker's thread.

@@ -26,6 +26,7 @@ function duration(s) {
 function chart(id, series) {
   const svg = at(id);
   const most = Math.max(1, ...series.flatMap((s) => s.values));
+  show(`${id}-top`, `up to ${most.toFixed(0)}`);
   svg.setAttribute("viewBox", `0 0 ${KEPT - 1} 100`);
   svg.replaceChildren(...series.map((s) => {
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");

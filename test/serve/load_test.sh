@@ -1,0 +1,18 @@
+#!/bin/sh
+# load_test.sh PROGRAM FOLDER: many streams at once, each equal to itself alone; idle connections
+# beside them; clients that leave; and an orderly end. Short; bench/serve_load.py does it at length.
+set -eu
+. "$(dirname "$0")/start_server.sh"
+start_server "$2/load-server.log" "$1" --state int8 --max-num-seqs 64 --prefix-cache blocks
+
+load() { python3 bench/serve_load.py --port "$port" "$@"; }
+load --concurrency 96 --requests 128 --max-tokens 12 --idle 1000
+load --aborts 400 --concurrency 64 --max-tokens 200
+load --concurrency 16 --requests 16 --max-tokens 4  # it still answers
+
+kill -TERM "$server"
+code=0
+wait "$server" || code=$?
+trap - EXIT
+[ "$code" -eq 0 ] || { echo "the server ended with $code"; tail -5 "$log"; exit 1; }
+grep -q " stopped$" "$log"
