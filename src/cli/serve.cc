@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "base/file.hpp"
 #include "cli/command.hpp"
 #include "runtime/sizing.hpp"
 
@@ -34,12 +35,13 @@ std::chrono::milliseconds milliseconds(double seconds) {
 // Values of a TOML table become those of the options of the same names that were given neither on
 // the command line nor in the environment.
 Status read_config(const std::string& path, CLI::App& sub) {
+  SP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, std::size_t{1} << 20));
   toml::table table;
   try {
-    table = toml::parse_file(path);
+    table = toml::parse(text);
   } catch (const toml::parse_error& error) {
     return {Code::kCorrupt,
-            fmt::format("{}: {} (line {})", path, error.description(), error.source().begin.line)};
+            fmt::format("{}: line {}: {}", path, error.source().begin.line, error.description())};
   }
   for (auto&& [key, node] : table) {
     const std::string name(key.str());
@@ -53,8 +55,8 @@ Status read_config(const std::string& path, CLI::App& sub) {
     if (option->count() > 0) continue;
     std::vector<std::string> values;
     const auto add = [&](const toml::node& value) {
-      if (const auto text = value.value_exact<std::string>()) {
-        values.push_back(*text);
+      if (const auto word = value.value_exact<std::string>()) {
+        values.push_back(*word);
       } else if (const auto whole = value.value_exact<std::int64_t>()) {
         values.push_back(fmt::format("{}", *whole));
       } else if (const auto number = value.value_exact<double>()) {
@@ -118,6 +120,12 @@ void raise_file_limit(std::int64_t wanted) {
   }
 }
 
+// The server is gone when this returns: its end is logged, too.
+Status run(const serve::ServerOptions& options) {
+  SP_ASSIGN_OR_RETURN(const std::unique_ptr<serve::Server> server, serve::Server::create(options));
+  return server->run();
+}
+
 Result<int> serve_until_stopped(Options& o, CLI::App& sub) {
   if (!o.config.empty()) SP_RETURN_IF_ERROR(read_config(o.config, sub));
   serve::ServerOptions& server = o.server;
@@ -148,8 +156,7 @@ Result<int> serve_until_stopped(Options& o, CLI::App& sub) {
 
   open_log(o.log_level);
   raise_file_limit(server.limits.max_connections + 64);
-  SP_ASSIGN_OR_RETURN(const std::unique_ptr<serve::Server> running, serve::Server::create(server));
-  const Status status = running->run();
+  const Status status = run(server);
   if (status.ok()) spdlog::info("stopped");
   spdlog::shutdown();
   SP_RETURN_IF_ERROR(status);

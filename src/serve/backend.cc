@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/file.hpp"
 #include "model/outside_json.hpp"
@@ -59,6 +60,9 @@ Status Backend::decide_sizes(const ModelConfig& config, const CompiledScheme& sc
         fmt::format("--max-model-len {} is more than the {} tokens that the model was made "
                     "for; pass {} or less",
                     s.max_context, config.max_position, config.max_position));
+  }
+  if (o.prefix_cache.mode == PrefixMode::kOff && !o.prefix_folder.empty()) {
+    return wrong("--prefix-cache-path needs a prefix cache; pass --prefix-cache blocks or turns");
   }
   s.n_slots = o.pool_slots;
   if (o.pool_bytes > 0) {
@@ -164,7 +168,7 @@ Status Backend::load() {
 }
 
 bool Backend::close(std::chrono::steady_clock::time_point deadline) {
-  if (!ready()) return true;
+  if (!ready() || std::exchange(closed_, true)) return true;
   const bool all = loop_->drain(deadline);
   loop_->stop();
   if (!options_.prefix_folder.empty()) {

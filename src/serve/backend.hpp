@@ -71,7 +71,7 @@ class Backend {
   std::int64_t weight_bytes() const { return model_->weight_bytes(); }
 
   /// Lets running requests finish until `deadline`, cancels the rest and keeps the prefix cache if
-  /// it has a folder. True when every request came to its own end.
+  /// it has a folder. True when every request came to its own end. Called again it does nothing.
   bool close(std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -84,6 +84,7 @@ class Backend {
   PlanLibrary plans_;
   SamplingParams defaults_;
   std::atomic<bool> ready_{false};
+  bool closed_ = false;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;

@@ -101,6 +101,7 @@ TEST_F(CliTest, HelpHasExamplesForEveryCommand) {
     EXPECT_THAT(o.out, HasSubstr("Example")) << command;
     EXPECT_THAT(o.out, HasSubstr("--json")) << command;
   }
+  EXPECT_THAT(run({"serve", "--help"}).out, HasSubstr("Example"));
   EXPECT_EQ(run({"--help"}).exit_code, 0);
   EXPECT_THAT(run({"--version"}).out, StartsWith("statepack "));
 }
@@ -375,6 +376,47 @@ TEST_F(CliTest, SideBySide) {
       run({"eval", "-m", kModel, "--state", "fp32", "--ids", "arith-short-0000", "--data", kData});
   EXPECT_THAT(o.out,
               AllOf(HasSubstr("right answer: 1886"), HasSubstr("1 of 1"), Not(HasSubstr("\x1b"))));
+}
+
+TEST_F(CliTest, ServeNamesWhatItCannotUse) {
+  expect_refused({"serve"}, "--model DIR");
+  expect_refused({"serve", "-m", path("none")}, "none");
+  expect_refused({"serve", "-m", kModel, "--port", "65536"}, "--port");
+  expect_refused({"serve", "-m", kModel, "--host", "256.0.0.1"}, "256.0.0.1:8080");
+  expect_refused({"serve", "-m", kModel, "--prefix-cache", "some"}, "'some'");
+  expect_refused({"serve", "-m", kModel, "--prefix-cache", "off", "--prefix-cache-path", path("p")},
+                 "--prefix-cache blocks or turns");
+  expect_refused({"serve", "-m", kModel, "--state-pool-bytes", "lots"}, "lots");
+  expect_refused({"serve", "-m", kModel, "-np", "9", "--state-pool-slots", "8"},
+                 "pass --max-num-seqs 8");
+  expect_refused({"serve", "-m", kModel, "--api-key-file", path("keys")}, "keys");
+  expect_refused({"serve", "--config", path("none.toml")}, "none.toml");
+  write("c.toml", "model = \"x\"\nmax-nums = 4\n");
+  expect_refused({"serve", "--config", path("c.toml")},
+                 "c.toml: line 2: there is no option 'max-nums'");
+  write("c.toml", "port = \"high\"\n");
+  expect_refused({"serve", "--config", path("c.toml")}, "c.toml: line 1");
+  write("c.toml", "port = [\n");
+  expect_refused({"serve", "--config", path("c.toml")}, "c.toml");
+}
+
+TEST_F(CliTest, ServeTakesOptionsFromTheLineTheEnvironmentAndTheFileAndEndsOnASignal) {
+  write("c.toml", "model = \"" + kModel + "\"\nstate = \"fp32\"\nport = 0\nmax-num-seqs = 4\n" +
+                      "max-model-len = 1024\n");
+  ::setenv("STATEPACK_MAX_NUM_SEQS", "6", 1);
+  const pid_t child = start({"serve", "--config", path("c.toml"), "--state", "int8",
+                             "--prefix-cache-path", path("prefixes")},
+                            "");
+  ::unsetenv("STATEPACK_MAX_NUM_SEQS");
+  for (int i = 0; i < 1000 && text_of("err").find("ready after") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ::kill(child, SIGTERM);
+  const Outcome o = finish(child);
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_THAT(o.err, AllOf(HasSubstr("state int8, "), HasSubstr("6 slots"),
+                           HasSubstr("batches of 6, context 1024"),
+                           HasSubstr("prefix cache: 0 tokens"), HasSubstr(" stopped\n")));
 }
 
 TEST_F(CliTest, AnInterruptEndsCleanly) {

@@ -304,7 +304,7 @@ TEST_F(ServeTest, FreesTheSlotOfAClientThatLeavesAStream) {
   const std::int64_t before = rig().stats().reply_tokens;
   client.close();
   ASSERT_TRUE(rig().wait_idle());
-  EXPECT_LT(rig().stats().reply_tokens - before, 1000);
+  EXPECT_LT(rig().stats().reply_tokens - before, 300);  // of 2,000
   EXPECT_GE(rig().stats().n_finished(FinishReason::kCancelled), 1);
 }
 
