@@ -8,8 +8,8 @@ environment=$2/openai-client
 if ! cmp -s "$here/openai-requirements.txt" "$environment/installed.txt"; then
   rm -rf "$environment"
   if ! { python3 -m venv "$environment" &&
-         "$environment/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: \
-           -r "$here/openai-requirements.txt"; }; then
+         "$environment/bin/pip" install --quiet --disable-pip-version-check --retries 1 \
+           --only-binary :all: -r "$here/openai-requirements.txt"; }; then
     echo "Skipped: OpenAI's client could not be installed from PyPI (see above)"
     exit 77
   fi
