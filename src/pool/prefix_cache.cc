@@ -228,6 +228,10 @@ PrefixCache::Hit PrefixCache::find(std::span<const std::int32_t> tokens, std::in
   return {this, node};
 }
 
+PrefixCache::Hit PrefixCache::peek(std::span<const std::int32_t> tokens, std::int64_t max_tokens) {
+  return {this, deepest(tokens, max_tokens)};
+}
+
 std::int64_t PrefixCache::match(std::span<const std::int32_t> tokens,
                                 std::int64_t max_tokens) const {
   const Node* node = deepest(tokens, max_tokens);

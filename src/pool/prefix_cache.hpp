@@ -146,6 +146,8 @@ class PrefixCache {
   /// The longest prefix of `tokens` that has a snapshot and at most `max_tokens` tokens; empty when
   /// there is none. Counts as a query and a use.
   Hit find(std::span<const std::int32_t> tokens, std::int64_t max_tokens);
+  /// As find(), for those who do not mean to resume it: counts as neither query nor use.
+  Hit peek(std::span<const std::int32_t> tokens, std::int64_t max_tokens);
   /// Tokens that find() would find; counts as nothing.
   std::int64_t match(std::span<const std::int32_t> tokens, std::int64_t max_tokens) const;
   /// The prefix was of no use after all: its snapshot goes, and the query counts as a miss.

@@ -69,7 +69,7 @@ Result<PrefixRecord> Engine::record_of(std::int64_t slot) {
 
 PrefixCache::Hit Engine::longest_of(std::int64_t slot) {
   const auto& tokens = last_tokens_[static_cast<std::size_t>(slot - StatePool::kFirstValidSlot)];
-  return prefixes_->find(tokens, std::ssize(tokens));
+  return prefixes_->peek(tokens, std::ssize(tokens));
 }
 
 Result<SavedPrefix> Engine::save_slot(std::int64_t slot, const std::string& path) {

@@ -111,6 +111,8 @@ TEST(PrefixCache, FindsTheLongestThatIsShortEnough) {
     const PrefixCache::Hit hit = cache->find(tokens, most);
     const std::int64_t expected = std::min<std::int64_t>(6, most / 2 * 2);
     EXPECT_EQ(cache->match(tokens, most), expected);
+    const PrefixCache::Hit peeked = cache->peek(tokens, most);
+    EXPECT_EQ(peeked ? peeked.n_tokens() : 0, expected);
     if (expected == 0) {
       EXPECT_FALSE(hit);
       continue;

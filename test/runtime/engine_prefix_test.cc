@@ -457,7 +457,7 @@ TEST(EngineFiles, ASavedSequenceIsFoundInAnotherEngine) {
   ASSERT_GT(slot, 0);
   const auto saved = first.engine->save_slot(slot, path);
   ASSERT_TRUE(saved.ok()) << saved.status().message();
-  EXPECT_EQ(saved->n_snapshots, 4);  // two blocks, the prompt, the turn
+  EXPECT_EQ(saved->n_snapshots, 4);                    // two blocks, the prompt, the turn
 
   CachedRig second(PrefixMode::kTurns);
   const auto loaded = second.engine->load_prefix(path);
@@ -478,6 +478,7 @@ TEST(EngineFiles, ASavedSequenceIsFoundInAnotherEngine) {
 
   EXPECT_EQ(first.engine->erase_slot(slot).value(), saved->n_tokens);
   EXPECT_EQ(answer(first, r).n_cached, 150);
+  EXPECT_EQ(first.engine->stats().prefix.queries, 2);  // saving and forgetting are no requests
   EXPECT_EQ(first.engine->erase_slot(99).status().code(), Code::kInvalidArgument);
 }
 
