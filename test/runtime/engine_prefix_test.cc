@@ -457,7 +457,7 @@ TEST(EngineFiles, ASavedSequenceIsFoundInAnotherEngine) {
   ASSERT_GT(slot, 0);
   const auto saved = first.engine->save_slot(slot, path);
   ASSERT_TRUE(saved.ok()) << saved.status().message();
-  EXPECT_EQ(saved->n_snapshots, 4);                    // two blocks, the prompt, the turn
+  EXPECT_EQ(saved->n_snapshots, 4);  // two blocks, the prompt, the turn
 
   CachedRig second(PrefixMode::kTurns);
   const auto loaded = second.engine->load_prefix(path);
