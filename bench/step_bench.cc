@@ -341,11 +341,11 @@ void codec_bench(benchmark::State& state, const Scheme& scheme, Gate gate, char 
   std::vector<float> restored(X.size()), p(static_cast<std::size_t>(shape.V)), r = p;
   std::vector<std::uint8_t> page(static_cast<std::size_t>(codec.page_bytes()));
   std::vector<std::byte> scratch(codec.scratch_bytes());
-  codec.encode(0, X.data(), page.data(), 1, {scratch});
+  codec.encode(0, X.data(), page.data(), {}, {scratch});
   const auto once = [&] {
     switch (what) {
       case 'e':
-        codec.encode(0, X.data(), page.data(), 1, {scratch});
+        codec.encode(0, X.data(), page.data(), {}, {scratch});
         return true;
       case 'd':
         codec.decode(0, page.data(), restored.data(), {scratch});

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "statepack/status.hpp"
+#include "statepack/types.hpp"
 
 namespace statepack {
 
@@ -35,6 +36,8 @@ struct Scheme {
   Phase phase = Phase::kHandover;
   int prefill_period = 0;  ///< 0: one rounding at the hand-over; else every so many prompt tokens
   bool beta_bf16 = false;  ///< round beta to bf16 first, as one published kernel does
+  Rounding rounding = Rounding::kNearest;
+  std::uint64_t seed = 0;  ///< of stochastic rounding
 
   /// Parses and validates. Errors: kInvalidArgument or kUnsupported with the reason and the remedy.
   static Result<Scheme> parse(std::string_view name);

@@ -11,6 +11,13 @@ namespace statepack {
 /// Attention).
 enum class Gate : std::uint8_t { kScalar, kChannel };
 
+/// How a value between two codes becomes one of them.
+enum class Rounding : std::uint8_t {
+  kNearest,     ///< the nearer, ties to even
+  kStochastic,  ///< either, with the chance of its nearness; counter-based, so that runs repeat
+  kFeedback,    ///< the nearer to the value plus what earlier roundings left over
+};
+
 /// The recurrent heads of one layer. Value head h reads the q and k of key head h / (HV / H).
 struct LayerShape {
   int n_key_heads = 0;    ///< H

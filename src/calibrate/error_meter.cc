@@ -79,7 +79,7 @@ void ErrorMeter::add(int layer, int head, int domain, const float* X) {
     const LayerCodec& codec = *h.codecs[v];
     std::vector<std::uint8_t> page(static_cast<std::size_t>(codec.page_bytes()));
     std::vector<std::byte> scratch(codec.scratch_bytes());
-    codec.encode(0, X, page.data(), /*seed=*/0, {scratch});
+    codec.encode(0, X, page.data(), {}, {scratch});
     codec.decode(0, page.data(), restored.data(), {scratch});
     for (std::size_t i = 0; i < K; ++i) {
       double error = 0;

@@ -42,6 +42,19 @@ struct PayloadBytes {
   }
 };
 
+/// What a rounding may depend on besides the state: the place that its random numbers belong to,
+/// and what was left over the last time.
+struct RoundingContext {
+  // Equal numbers give equal bits, on every machine and in every batch. Requests share them, so
+  // that one prompt has one answer whoever else is served.
+  std::uint64_t seed = 0;   ///< of the scheme
+  std::uint32_t layer = 0;  ///< recurrent layer, below 4096
+  std::uint64_t step = 0;   ///< position of the last token in the state
+  /// The page whose state was updated into X, for codecs that carry their rounding error on; null
+  /// where there was none (a hand-over). It may be the page that is written.
+  const std::uint8_t* before = nullptr;
+};
+
 /// Per-thread memory for encode and decode, so that neither allocates: sized by scratch_bytes().
 struct CodecScratch {
   std::span<std::byte> bytes;
@@ -68,9 +81,9 @@ class LayerCodec {
   virtual std::size_t scratch_bytes() const = 0;
 
   /// Packs X [K][V], finite, of one value head into the page; touches only this head's bytes.
-  /// `seed` feeds stochastic rounding and is ignored by deterministic codecs. Deterministic in
-  /// (X, seed): no dependence on thread, machine or earlier page contents.
-  virtual void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
+  /// Deterministic in X and `at`, of which most codecs use nothing: no dependence on thread,
+  /// machine or (but for at.before) earlier page contents.
+  virtual void encode(int head, const float* X, std::uint8_t* page, const RoundingContext& at,
                       CodecScratch scratch) const = 0;
   /// encode() in one pass over the rows of X, which need not be finite. False, with this head's
   /// bytes unspecified, where the codec has no such pass for this head or these values; the caller
@@ -126,7 +139,8 @@ struct SchemeDefaults {
 /// A codec with its argument and options: everything about it but the layer.
 struct CodecConfig {
   const struct CodecInfo* info = nullptr;
-  std::string arg;                             ///< behind the colon, "" when the codec has none
+  std::string arg;  ///< behind the colon, "" when the codec has none
+  Rounding rounding = Rounding::kNearest;
   std::map<std::string, std::string> options;  ///< all of the codec's options, defaults filled in
 };
 
@@ -141,18 +155,25 @@ struct CodecInfo {
   /// string for an argument that needs none (pace:4).
   std::string_view (*plan_kind)(const CodecConfig&);
   SchemeDefaults (*defaults)(const CodecConfig&);
-  /// The value an option has when not named; may depend on the argument (rank of leapquant).
-  std::string (*default_option)(std::string_view arg, std::string_view key);
+  /// The value an option has when not named; may depend on the argument (rank of leapquant), the
+  /// rounding rule and the options before it in the list, which the configuration holds.
+  std::string (*default_option)(const CodecConfig&, std::string_view key);
   /// Checks the option values and their combination. Errors: kInvalidArgument, kUnsupported.
   Status (*validate)(const CodecConfig&);
   /// Compiles the codec for a layer. `plan` is null when the codec needs none. Errors:
   /// kUnsupported (a shape the format cannot hold), kMismatch (plan of another shape), kCorrupt.
   Result<std::unique_ptr<LayerCodec>> (*make)(const CodecConfig&, const LayerShape&,
                                               const LayerPlan* plan);
+  std::vector<Rounding> roundings = {Rounding::kNearest};  ///< the rules that it can follow
 };
 
 /// All codecs, in the order in which help lists them. Defined in codec/all.cc, the only list.
 std::span<const CodecInfo* const> all_codecs();
 const CodecInfo* find_codec(std::string_view name);
+
+/// A configuration of a codec with every option that `given` does not name at its default. Values
+/// are not checked.
+CodecConfig fill_config(const CodecInfo& info, std::string_view arg, Rounding rounding = {},
+                        const std::map<std::string, std::string>& given = {});
 
 }  // namespace statepack

@@ -87,6 +87,22 @@ SP_CLONES void dequantise_rows(const std::int8_t* __restrict codes, const float*
   }
 }
 
+SP_CLONES void quantise_above(const float* __restrict x, const float* __restrict scale,
+                              const float* __restrict low, std::int64_t n, int L,
+                              std::uint8_t* __restrict codes) {
+  const float limit = static_cast<float>(L);
+  for (std::int64_t j = 0; j < n; ++j) {
+    codes[j] = round_code_u8((x[j] - low[j]) / scale[j], 0.0f, limit);
+  }
+}
+
+SP_CLONES void restore_above(const std::uint8_t* __restrict codes, const float* __restrict scale,
+                             const float* __restrict low, std::int64_t n, float* __restrict x) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    x[j] = scale[j] * static_cast<float>(codes[j]) + low[j];
+  }
+}
+
 SP_CLONES void dequantise_rows_affine(const std::uint8_t* __restrict codes,
                                       const float* __restrict scale,
                                       const std::uint8_t* __restrict zero, std::int64_t n_rows,

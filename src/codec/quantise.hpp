@@ -44,6 +44,13 @@ void dequantise_rows(const std::int8_t* codes, const float* scale, std::int64_t 
 void quantise_rows_affine(const float* X, const float* scale, const std::uint8_t* zero,
                           std::int64_t n_rows, std::int64_t n_columns, int L, std::uint8_t* codes);
 
+/// codes[j] = clamp(rne((x[j] - low[j]) / scale[j]), 0, L), L <= 255.
+void quantise_above(const float* x, const float* scale, const float* low, std::int64_t n, int L,
+                    std::uint8_t* codes);
+/// x[j] = scale[j] * codes[j] + low[j].
+void restore_above(const std::uint8_t* codes, const float* scale, const float* low, std::int64_t n,
+                   float* x);
+
 /// X[i][j] = scale[j] * (codes[i][j] - zero[j]).
 void dequantise_rows_affine(const std::uint8_t* codes, const float* scale, const std::uint8_t* zero,
                             std::int64_t n_rows, std::int64_t n_columns, float* X);

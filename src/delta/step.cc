@@ -41,12 +41,18 @@ void mark_faulty(const LayerState& state, std::int64_t slot) {
   fault_of(state, slot).store(1, std::memory_order_relaxed);
 }
 
-/// Seed of a rounding: by pool, layer and position, never by slot or row.
-std::uint64_t rounding_seed(std::uint64_t seed, std::int64_t position) {
-  std::uint64_t z = seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(position) + 1);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+/// A flush out of turn has no position of its own; no token has this one.
+constexpr std::int64_t kNoPosition = std::numeric_limits<std::int64_t>::max();
+
+/// Of a rounding behind the token at `position`: never by slot or row.
+RoundingContext rounding_at(const LayerState& state, std::int64_t position,
+                            const std::uint8_t* before) {
+  RoundingContext at;
+  at.seed = state.scheme->seed;
+  at.layer = state.index;
+  at.step = static_cast<std::uint64_t>(position);
+  at.before = before;
+  return at;
 }
 
 /// Records until the first boundary after `n_tokens`: 0 stands for a whole period.
@@ -205,8 +211,8 @@ class Head {
 
   /// After read() with `decode`: packs X = D S + k u^T, where nothing is buffered (period 1). False
   /// when it is not finite; the page is then unspecified.
-  bool rewrite(const Token& token, const float* u, std::uint8_t* page, std::uint64_t seed) {
-    return store(state_, one_update(token, u), page, seed);
+  bool rewrite(const Token& token, const float* u, std::uint8_t* page, const RoundingContext& at) {
+    return store(state_, one_update(token, u), page, at);
   }
 
   /// An upper bound of |X| from the parts, in double: X is finite when the bound fits f32. After
@@ -223,7 +229,7 @@ class Head {
   /// After read(): packs the state behind page, n records and this token as its record will be
   /// stored. False when it is not finite; the page is then unspecified.
   bool rebuild(const std::uint8_t* block, int n, const Token& token, const float* u,
-               std::uint8_t* page, std::uint64_t seed) {
+               std::uint8_t* page, const RoundingContext& at) {
     one_.store_key(x_.record, 0, 0, token.k);
     one_.store_value(x_.record, 0, 0, window_.mode() == RecordMode::kV ? token.v : u, token.g,
                      token.beta);
@@ -231,7 +237,7 @@ class Head {
       load_record(one_, x_.record, 0, 0, 0, 0);
       replay_record(state(), 0);
       if (kernel::peak_bits(x_.S, std::int64_t{K_} * V_) >= kInfBits) return false;
-      encode(page, seed);
+      encode(page, at);
       return true;
     }
     load_records(block, n);
@@ -243,7 +249,7 @@ class Head {
         for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
       }
     }
-    return store(state(), all_updates(n + 1), page, seed);
+    return store(state(), all_updates(n + 1), page, at);
   }
 
   /// The state behind page and n records, into scratch. False when it is not finite.
@@ -262,8 +268,8 @@ class Head {
   }
 
   /// Rounds and packs the state in scratch.
-  void encode(std::uint8_t* page, std::uint64_t seed) {
-    codec_.encode(head_, x_.S, page, seed, x_.codec);
+  void encode(std::uint8_t* page, const RoundingContext& at) {
+    codec_.encode(head_, x_.S, page, at, x_.codec);
   }
 
   float* scratch_state() { return x_.S; }
@@ -425,11 +431,12 @@ class Head {
 
   /// Packs the updated S: a few rows at a time where the codec takes them so, else out of scratch.
   /// False when it is not finite.
-  bool store(const float* S, const kernel::Update& by, std::uint8_t* page, std::uint64_t seed) {
+  bool store(const float* S, const kernel::Update& by, std::uint8_t* page,
+             const RoundingContext& at) {
     UpdatedRows rows(S, V_, by, x_.rows);
     if (codec_.encode_rows(head_, rows, page, x_.codec)) return rows.peak() < kInfBits;
     if (kernel::update(S, K_, V_, by, x_.S) >= kInfBits) return false;
-    encode(page, seed);
+    encode(page, at);
     return true;
   }
 
@@ -480,7 +487,7 @@ struct Row {
   int limit = 0;                   // records that complete it
   bool due = false;                // the page is rewritten
   std::uint8_t* staged = nullptr;  // the new page until every head is known to be finite
-  std::uint64_t seed = 0;
+  RoundingContext rounding;
   std::uint32_t failed = 0;  // by any head; accessed atomically while heads run
 
   void fail() { std::atomic_ref<std::uint32_t>(failed).store(1, std::memory_order_relaxed); }
@@ -611,8 +618,8 @@ void compute_head(const LayerState& state, const StepInput& input, Row& row, int
   bool finite = arithmetic.read(page, block, row.fill, token, decode, u, o);
   if (finite && row.due) {
     finite = state.scheme->period > 1
-                 ? arithmetic.rebuild(block, row.fill, token, u, row.staged, row.seed)
-                 : arithmetic.rewrite(token, u, row.staged, row.seed);
+                 ? arithmetic.rebuild(block, row.fill, token, u, row.staged, row.rounding)
+                 : arithmetic.rewrite(token, u, row.staged, row.rounding);
   } else if (finite && works_in_place(state)) {
     finite = arithmetic.write_stays_finite(token, u);
   }
@@ -748,7 +755,7 @@ void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& thread
     Row& row = wave[static_cast<std::size_t>(i / HV)];
     Head<gate> arithmetic(*state.layer, static_cast<int>(i % HV));
     if (arithmetic.materialise(page_of(state, row.read), window_of(state, row.read), row.fill)) {
-      arithmetic.encode(row.staged, row.seed);
+      arithmetic.encode(row.staged, row.rounding);
     } else {
       row.fail();
     }
@@ -803,6 +810,10 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
   Workspace& space = thread_workspace();
   space.rows.clear();
   const bool in_place = works_in_place(state);
+  if (state.scheme->rounding == Rounding::kStochastic && input.positions == nullptr) {
+    return {Code::kInvalidArgument,
+            "stochastic rounding draws by position; give the step the positions of its tokens"};
+  }
   for (std::int64_t i = 0; i < input.n_rows; ++i) {
     const std::int64_t read = input.read_slots[i];
     const std::int64_t write = input.write_slots == nullptr ? read : input.write_slots[i];
@@ -819,7 +830,8 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
     Row row = row_of(state, i, read, write);
     const int limit = row.limit == 0 ? state.scheme->period : row.limit;
     row.due = !in_place && row.fill + 1 >= limit;
-    row.seed = rounding_seed(state.seed, input.positions == nullptr ? 0 : input.positions[i]);
+    row.rounding = rounding_at(state, input.positions == nullptr ? 0 : input.positions[i],
+                               page_of(state, read));
     space.rows.push_back(row);
   }
   SP_RETURN_IF_ERROR(claim_slots(space, state.n_slots));
@@ -860,7 +872,7 @@ Status flush(const LayerState& state, std::span<const std::int64_t> slots, Threa
     SP_RETURN_IF_ERROR(check_slot(state, slots[i]));
     Row row = row_of(state, static_cast<std::int64_t>(i), slots[i], slots[i]);
     row.due = true;
-    row.seed = rounding_seed(state.seed, 0);
+    row.rounding = rounding_at(state, kNoPosition, page_of(state, slots[i]));
     space.rows.push_back(row);
   }
   SP_RETURN_IF_ERROR(claim_slots(space, state.n_slots));
@@ -909,7 +921,8 @@ Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std
                                   ", holds NaN or Inf; the slot is quarantined, free it"};
   }
   const LayerCodec& codec = *state.layer->codec;
-  const std::uint64_t seed = rounding_seed(state.seed, n_tokens);
+  const RoundingContext at =
+      rounding_at(state, std::max<std::int64_t>(n_tokens, 1) - 1, /*before=*/nullptr);
   threads.parallel_for(shape.n_value_heads, [&](std::int64_t i, int) {
     const int head = static_cast<int>(i);
     const float* X = S + i * K * V;
@@ -924,7 +937,7 @@ Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std
       }
       X = scratch.S;
     }
-    codec.encode(head, X, page_of(state, slot), seed, scratch.codec);
+    codec.encode(head, X, page_of(state, slot), at, scratch.codec);
   });
   cursor_of(state, slot) = Cursor{0, first_limit(*state.scheme, n_tokens)};
   return {};

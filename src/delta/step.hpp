@@ -28,7 +28,7 @@ struct LayerState {
   std::int64_t cursor_stride = 0;   ///< in bytes
   std::uint32_t* faults = nullptr;  ///< per slot, sticky: non-zero = quarantined
   std::int64_t fault_stride = 0;    ///< in bytes
-  std::uint64_t seed = 0;           ///< for stochastic rounding
+  std::uint32_t index = 0;          ///< of the recurrent layer, for stochastic rounding
 };
 
 /// The token of every row. q is scaled and, like k, normalised; strides in floats between rows.
@@ -45,7 +45,8 @@ struct StepInput {
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
   float* out = nullptr;  ///< [B, HV, V]
   std::int64_t out_stride = 0;
-  const std::int64_t* positions = nullptr;  ///< [B] absolute token position, for seeds; may be null
+  /// [B] absolute token positions; may be null where rounding is not stochastic.
+  const std::int64_t* positions = nullptr;
 };
 
 /// Runs the step and any flush that falls due. Work is one (row, value head) at a time over
@@ -57,7 +58,8 @@ struct StepInput {
 /// A complete window is rounded from its records as stored; the token that completes it reads the
 /// state before that rounding. With period 1, X = D S + k u^T from unrounded k and u is packed.
 /// Errors: kInvalidArgument, with nothing done (slot out of range; the same slot written by two
-/// rows; a slot that one row reads and another writes; padding on one side of a row only).
+/// rows; a slot that one row reads and another writes; padding on one side of a row only; stochastic
+/// rounding without positions).
 Status step(const LayerState& state, const StepInput& input, ThreadPool& threads);
 
 /// Rebuilds, rounds and repacks every listed slot whose window is not empty, whatever its fill

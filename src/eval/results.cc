@@ -103,6 +103,13 @@ bool is_run(const Json& run) {
   return true;
 }
 
+// By meaning: a name written by another version may spell out fewer options.
+bool same_scheme(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  const Result<Scheme> left = Scheme::parse(a), right = Scheme::parse(b);
+  return left.ok() && right.ok() && *left == *right;
+}
+
 std::int64_t piece_size(const Json& run, const std::string& name) {
   const Json* n = find(run, {"n-samples", name, "effective"});
   return n != nullptr && n->is_number_integer() ? n->get<std::int64_t>() : 0;
@@ -139,15 +146,14 @@ Status save_results(const std::string& path, const Json& document) {
 
 Json& results_run(Json& document, const CompiledScheme& scheme) {
   Json& run = document["runs"][scheme.scheme().name()];
-  const std::string full = scheme.scheme().full_name();
   const Json* had_scheme = find(run, {"scheme"});
   const Json* had_plan = find(run, {"plan_fingerprint"});
-  if (had_scheme != nullptr && *had_scheme == full && had_plan != nullptr &&
+  if (had_scheme != nullptr && same_scheme(had_scheme->get<std::string>(), scheme.scheme().full_name()) && had_plan != nullptr &&
       *had_plan == scheme.plan_fingerprint()) {
     return run;
   }
   const SchemeBits bits = scheme.bits();
-  run = Json{{"scheme", full},
+  run = Json{{"scheme", scheme.scheme().full_name()},
              {"plan_fingerprint", scheme.plan_fingerprint()},
              {"bits",
               {{"payload", bits.payload},
@@ -387,7 +393,7 @@ Result<Json> merge_results(const std::vector<Json>& documents) {
         continue;
       }
       if (to.value("plan_fingerprint", "") != run.value("plan_fingerprint", "") ||
-          to.value("scheme", "") != run.value("scheme", "")) {
+          !same_scheme(to.value("scheme", ""), run.value("scheme", ""))) {
         return Status(
             Code::kMismatch,
             fmt::format("the results hold two different runs of {} (another plan or other "

@@ -257,7 +257,7 @@ LayerState StatePool::layer(int recurrent_layer) {
   state.faults = &impl.header(0).fault;
   state.page_stride = state.window_stride = state.cursor_stride = state.fault_stride =
       impl.layout.n_bytes;
-  state.seed = static_cast<std::uint64_t>(recurrent_layer);
+  state.index = static_cast<std::uint32_t>(recurrent_layer);
   return state;
 }
 

@@ -224,7 +224,9 @@ Result<Checked> check_contents(const StatePool::Impl& pool, std::span<const std:
   SP_ASSIGN_OR_RETURN(Contents contents, read_contents(bytes));
   const SnapshotInfo& theirs = contents.info;
   const CompiledScheme& ours = *pool.scheme;
-  if (theirs.scheme != ours.scheme().full_name()) {
+  // By meaning: a name written by another version may spell out fewer options.
+  const Result<Scheme> their_scheme = Scheme::parse(theirs.scheme);
+  if (!their_scheme.ok() || *their_scheme != ours.scheme()) {
     return mismatch("scheme", quoted(theirs.scheme), quoted(ours.scheme().full_name()));
   }
   if (theirs.plan_fingerprint != ours.plan_fingerprint()) {

@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kMaxName = 256;
 constexpr int kMaxPeriod = 4096;
 constexpr int kMaxPrefillPeriod = 1 << 20;
+constexpr int kMaxSeed = 999'999'999;
 
 template <class T>
 struct Word {
@@ -32,10 +33,13 @@ constexpr std::array kModes = {Word<RecordMode>{"u", RecordMode::kU},
 constexpr std::array kPhases = {Word<Phase>{"handover", Phase::kHandover},
                                 Word<Phase>{"absolute", Phase::kAbsolute}};
 constexpr std::array kBetas = {Word<bool>{"f32", false}, Word<bool>{"bf16", true}};
+constexpr std::array kRoundings = {Word<Rounding>{"nearest", Rounding::kNearest},
+                                   Word<Rounding>{"stochastic", Rounding::kStochastic},
+                                   Word<Rounding>{"feedback", Rounding::kFeedback}};
 
 // The options that every scheme has, in the order in which names print them.
-constexpr std::array<std::string_view, 7> kKeys = {"period",  "records", "mode",    "phase",
-                                                   "prefill", "beta",    "rounding"};
+constexpr std::array<std::string_view, 8> kKeys = {"period",  "records", "mode",     "phase",
+                                                   "prefill", "beta",    "rounding", "seed"};
 
 template <class T, std::size_t n>
 std::string_view word_of(const std::array<Word<T>, n>& words, T value) {
@@ -127,6 +131,10 @@ Result<int> prefill_value(std::string_view name, std::string_view text) {
                  std::to_string(kMaxPrefillPeriod));
 }
 
+bool can_round(const CodecInfo& info, Rounding rounding) {
+  return std::find(info.roundings.begin(), info.roundings.end(), rounding) != info.roundings.end();
+}
+
 /// The defaults of a codec as scheme fields.
 Scheme default_scheme(const CodecConfig& config) {
   const SchemeDefaults defaults = config.info->defaults(config);
@@ -151,25 +159,23 @@ Result<CodecConfig> codec_config(const Scheme& scheme) {
   if (info == nullptr) {
     return Status(Code::kInvalidArgument, "no codec is called '" + scheme.codec + "'");
   }
-  CodecConfig config;
-  config.info = info;
-  config.arg = scheme.codec_arg;
-  for (const CodecOption& option : info->options) {
-    config.options[std::string(option.key)] = info->default_option(config.arg, option.key);
-  }
+  const auto is_known = [&](std::string_view key) {
+    return std::any_of(info->options.begin(), info->options.end(),
+                       [&](const CodecOption& option) { return option.key == key; });
+  };
+  std::map<std::string, std::string> given;
   std::string_view rest = scheme.codec_options;
   while (!rest.empty()) {
     const std::string_view item = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), item.size() + 1));
     const std::size_t equals = item.find('=');
-    const auto at = config.options.find(std::string(item.substr(0, equals)));
-    if (equals == std::string_view::npos || at == config.options.end()) {
+    if (equals == std::string_view::npos || !is_known(item.substr(0, equals))) {
       return Status(Code::kInvalidArgument,
                     "codec " + scheme.codec + " has no option '" + std::string(item) + "'");
     }
-    at->second = item.substr(equals + 1);
+    given[std::string(item.substr(0, equals))] = item.substr(equals + 1);
   }
-  return config;
+  return fill_config(*info, scheme.codec_arg, scheme.rounding, given);
 }
 
 Result<Scheme> Scheme::parse(std::string_view name) {
@@ -244,26 +250,39 @@ Result<Scheme> Scheme::parse(std::string_view name) {
     }
   }
 
-  for (const CodecOption& option : info.options) {
-    const auto found = given.find(option.key);
-    config.options[std::string(option.key)] = found != given.end()
-                                                  ? std::string(found->second)
-                                                  : info.default_option(config.arg, option.key);
-  }
-  SP_RETURN_IF_ERROR(info.validate(config));
-  Scheme scheme = default_scheme(config);
-  for (const CodecOption& option : info.options) {
-    const std::string& value = config.options[std::string(option.key)];
-    if (value == info.default_option(config.arg, option.key)) continue;
-    if (!scheme.codec_options.empty()) scheme.codec_options += ",";
-    scheme.codec_options += std::string(option.key) + "=" + value;
-  }
-
   const auto text_of = [&](std::string_view key) -> std::optional<std::string_view> {
     const auto found = given.find(key);
     if (found == given.end()) return std::nullopt;
     return found->second;
   };
+  Rounding rounding = Rounding::kNearest;
+  if (const auto text = text_of("rounding")) {
+    SP_ASSIGN_OR_RETURN(rounding, word_value(name, "rounding", *text, kRoundings));
+    if (!can_round(info, rounding)) {
+      std::vector<std::string_view> able;
+      for (const CodecInfo* other : all_codecs()) {
+        if (can_round(*other, rounding)) able.push_back(other->name);
+      }
+      return bad(name, Code::kUnsupported,
+                 std::string(info.name) + " cannot round by rounding=" + std::string(*text) +
+                     "; leave it out, or use one of " + join(able));
+    }
+  }
+  std::map<std::string, std::string> codec_options;
+  for (const CodecOption& option : info.options) {
+    if (const auto text = text_of(option.key)) codec_options[std::string(option.key)] = *text;
+  }
+  config = fill_config(info, config.arg, rounding, codec_options);
+  SP_RETURN_IF_ERROR(info.validate(config));
+  Scheme scheme = default_scheme(config);
+  scheme.rounding = rounding;
+  for (const CodecOption& option : info.options) {
+    const std::string& value = config.options[std::string(option.key)];
+    if (value == info.default_option(config, option.key)) continue;
+    if (!scheme.codec_options.empty()) scheme.codec_options += ",";
+    scheme.codec_options += std::string(option.key) + "=" + value;
+  }
+
   if (const auto text = text_of("period")) {
     const std::optional<int> n = whole_number(*text, 1, kMaxPeriod);
     if (!n.has_value()) {
@@ -290,12 +309,18 @@ Result<Scheme> Scheme::parse(std::string_view name) {
   if (const auto text = text_of("beta")) {
     SP_ASSIGN_OR_RETURN(scheme.beta_bf16, word_value(name, "beta", *text, kBetas));
   }
-  if (const auto text = text_of("rounding"); text && *text != "nearest") {
-    const bool planned = *text == "stochastic" || *text == "feedback";
-    return bad(name, planned ? Code::kUnsupported : Code::kInvalidArgument,
-               "rounding=" + std::string(*text) +
-                   (planned ? " is not available in this build" : " is not known") +
-                   "; use rounding=nearest, which is the default");
+  if (const auto text = text_of("seed")) {
+    if (rounding != Rounding::kStochastic) {
+      return bad(name, Code::kInvalidArgument,
+                 "seed= feeds stochastic rounding; leave it out or add rounding=stochastic");
+    }
+    const std::optional<int> n = whole_number(*text, 0, kMaxSeed);
+    if (!n.has_value()) {
+      return bad(name, Code::kInvalidArgument,
+                 "seed=" + std::string(*text) + " is not allowed; give a whole number from 0 to " +
+                     std::to_string(kMaxSeed));
+    }
+    scheme.seed = static_cast<std::uint64_t>(*n);
   }
 
   // Without a window there is nothing that these could apply to.
@@ -339,8 +364,13 @@ std::string print(const Scheme& scheme, bool full) {
     put("prefill", prefill_word(scheme.prefill_period));
   }
   if (full || scheme.beta_bf16) put("beta", word_of(kBetas, scheme.beta_bf16));
+  if (full || scheme.rounding != Rounding::kNearest) {
+    put("rounding", word_of(kRoundings, scheme.rounding));
+  }
+  if (scheme.rounding == Rounding::kStochastic && (full || scheme.seed != 0)) {
+    put("seed", std::to_string(scheme.seed));
+  }
   if (full) {
-    put("rounding", "nearest");
     for (const CodecOption& option : config->info->options) {
       put(option.key, config->options.at(std::string(option.key)));
     }

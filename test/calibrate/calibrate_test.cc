@@ -136,7 +136,7 @@ struct Oracle {
               std::vector<std::uint8_t> page(codecs[v]->page_bytes());
               std::vector<std::byte> scratch(codecs[v]->scratch_bytes());
               std::vector<float> restored(X.size());
-              codecs[v]->encode(h, X.data(), page.data(), 0, {scratch});
+              codecs[v]->encode(h, X.data(), page.data(), {}, {scratch});
               codecs[v]->decode(h, page.data(), restored.data(), {scratch});
               for (int i = 0; i < K; ++i) {
                 for (int j = 0; j < V; ++j) {
@@ -700,7 +700,7 @@ TEST(ErrorMeter, EqualsTheCodecOfTheWholeLayer) {
         std::vector<std::uint8_t> page(codec->page_bytes());
         std::vector<std::byte> scratch(codec->scratch_bytes());
         std::vector<float> restored(X.size());
-        codec->encode(h, X.data(), page.data(), 0, {scratch});
+        codec->encode(h, X.data(), page.data(), {}, {scratch});
         codec->decode(h, page.data(), restored.data(), {scratch});
         for (int i = 0; i < 8; ++i) {
           for (int j = 0; j < 16; ++j) {

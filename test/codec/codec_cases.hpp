@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,24 +30,25 @@ class Random {
   std::uint32_t state_;
 };
 
-inline CodecConfig default_config(const CodecInfo& info, std::string_view arg) {
-  CodecConfig config{.info = &info, .arg = std::string(arg), .options = {}};
-  for (const CodecOption& option : info.options) {
-    config.options[std::string(option.key)] = info.default_option(arg, option.key);
-  }
-  return config;
+/// Where roundings are drawn when it does not matter where.
+inline constexpr RoundingContext kAnyRounding{.seed = 1, .layer = 2, .step = 3};
+
+inline CodecConfig default_config(const CodecInfo& info, std::string_view arg,
+                                  Rounding rounding = Rounding::kNearest) {
+  return fill_config(info, arg, rounding);
 }
 
 inline CodecConfig config_of(std::string_view codec, std::string_view arg,
-                             const std::vector<std::pair<std::string, std::string>>& options = {}) {
-  CodecConfig config = default_config(*find_codec(codec), arg);
-  for (const auto& [key, value] : options) config.options[key] = value;
-  return config;
+                             const std::map<std::string, std::string>& options = {},
+                             Rounding rounding = Rounding::kNearest) {
+  return fill_config(*find_codec(codec), arg, rounding, options);
 }
 
 inline std::string name_of(const CodecConfig& config) {
   std::string name(config.info->name);
   if (!config.arg.empty()) name += ":" + config.arg;
+  if (config.rounding == Rounding::kStochastic) name += ",rounding=stochastic";
+  if (config.rounding == Rounding::kFeedback) name += ",rounding=feedback";
   for (const auto& [key, value] : config.options) name += "," + key + "=" + value;
   return name;
 }
@@ -65,28 +68,38 @@ inline std::vector<std::string> candidate_values(const CodecOption& option) {
   return words;
 }
 
-/// Every argument of every codec with every valid combination of candidate values.
+/// The valid combinations of candidate values of a codec in which at most three are named.
+inline void add_configs(const CodecInfo& info, std::string_view arg, Rounding rounding,
+                        std::vector<CodecConfig>& valid) {
+  constexpr std::size_t kMaxNamed = 3;
+  std::vector<std::map<std::string, std::string>> grown(1);
+  for (const CodecOption& option : info.options) {
+    const std::size_t n = grown.size();
+    for (std::size_t i = 0; i < n; ++i) {
+      if (grown[i].size() == kMaxNamed) continue;
+      for (const std::string& value : candidate_values(option)) {
+        grown.push_back(grown[i]);
+        grown.back()[std::string(option.key)] = value;
+      }
+    }
+  }
+  std::set<std::map<std::string, std::string>> seen;
+  for (const auto& given : grown) {
+    CodecConfig config = fill_config(info, arg, rounding, given);
+    if (info.validate(config).ok() && seen.insert(config.options).second) {
+      valid.push_back(std::move(config));
+    }
+  }
+}
+
+/// Every argument of every codec under every rule of rounding that it knows.
 inline std::vector<CodecConfig> all_configs() {
   std::vector<CodecConfig> valid;
   for (const CodecInfo* info : all_codecs()) {
     std::vector<std::string_view> args = info->args;
     if (args.empty()) args.push_back("");
     for (const std::string_view arg : args) {
-      std::vector<CodecConfig> grown = {default_config(*info, arg)};
-      for (const CodecOption& option : info->options) {
-        const std::string key(option.key);
-        const std::size_t n = grown.size();
-        for (std::size_t i = 0; i < n; ++i) {
-          for (const std::string& value : candidate_values(option)) {
-            if (value == info->default_option(arg, option.key)) continue;
-            grown.push_back(grown[i]);
-            grown.back().options[key] = value;
-          }
-        }
-      }
-      for (CodecConfig& config : grown) {
-        if (info->validate(config).ok()) valid.push_back(std::move(config));
-      }
+      for (const Rounding rounding : info->roundings) add_configs(*info, arg, rounding, valid);
     }
   }
   return valid;
@@ -104,7 +117,7 @@ inline std::vector<LayerShape> test_shapes() {
 /// All shapes for a codec as it is by default, the small ones for every combination of options.
 inline std::vector<LayerShape> shapes_for(const CodecConfig& config) {
   std::vector<LayerShape> shapes = test_shapes();
-  if (config.options != default_config(*config.info, config.arg).options) {
+  if (config.options != default_config(*config.info, config.arg, config.rounding).options) {
     std::erase_if(shapes, [](const LayerShape& shape) { return shape.n_values() > 20000; });
   }
   return shapes;
@@ -176,8 +189,8 @@ class Packed {
         scratch_(codec.scratch_bytes()) {}
   explicit Packed(std::unique_ptr<LayerCodec> codec) : Packed(*codec) { owned_ = std::move(codec); }
 
-  void encode(int head, const std::vector<float>& X) {
-    codec_->encode(head, X.data(), page.data(), 1, {scratch_});
+  void encode(int head, const std::vector<float>& X, const RoundingContext& at = kAnyRounding) {
+    codec_->encode(head, X.data(), page.data(), at, {scratch_});
   }
   std::vector<float> decode(int head) {
     std::vector<float> X(static_cast<std::size_t>(codec_->shape().K * codec_->shape().V), NAN);

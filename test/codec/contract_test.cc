@@ -27,7 +27,7 @@ std::unique_ptr<LayerCodec> make(const CodecConfig& config, const LayerShape& sh
     // A format may be unable to hold a shape, and says so; with default options it holds usual
     // ones.
     EXPECT_EQ(codec.status().code(), Code::kUnsupported) << codec.status().message();
-    const CodecConfig usual = testing::default_config(*config.info, config.arg);
+    const CodecConfig usual = testing::default_config(*config.info, config.arg, config.rounding);
     EXPECT_TRUE(shape.K % 16 != 0 || shape.V % 16 != 0 || config.options != usual.options)
         << codec.status().message();
     return nullptr;
@@ -51,8 +51,11 @@ TEST(CodecList, NamesIdsAndDefaultsAreSound) {
     std::vector<std::string_view> args = info->args;
     if (args.empty()) args.push_back("");
     for (const std::string_view arg : args) {
+      for (const Rounding rounding : info->roundings) {
+        const CodecConfig config = testing::default_config(*info, arg, rounding);
+        EXPECT_TRUE(info->validate(config).ok()) << info->validate(config).message();
+      }
       const CodecConfig config = testing::default_config(*info, arg);
-      EXPECT_TRUE(info->validate(config).ok()) << info->validate(config).message();
       const SchemeDefaults defaults = info->defaults(config);
       EXPECT_GE(defaults.period, 1);
       EXPECT_FALSE(defaults.records.empty() || defaults.phase.empty() || defaults.prefill.empty());
@@ -82,8 +85,9 @@ TEST(CodecContract, WritesItsOwnBytesAndAllOfThem) {
         std::vector<std::uint8_t> zeros(n + kGuard, 0x00), ones(n + kGuard, 0xff);
         std::vector<std::byte> clean(codec->scratch_bytes(), std::byte{0});
         std::vector<std::byte> dirty(codec->scratch_bytes() + 1, std::byte{0xa7});
-        codec->encode(head, X.data(), zeros.data(), 1, {clean});
-        codec->encode(head, X.data(), ones.data(), 1, {std::span(dirty).subspan(1)});
+        codec->encode(head, X.data(), zeros.data(), testing::kAnyRounding, {clean});
+        codec->encode(head, X.data(), ones.data(), testing::kAnyRounding,
+                      {std::span(dirty).subspan(1)});
         for (std::size_t i = 0; i < n + kGuard; ++i) {
           if (zeros[i] == 0x00 && ones[i] == 0xff) continue;
           ASSERT_EQ(zeros[i], ones[i]) << where(config, shape) << " byte " << i;
@@ -180,13 +184,13 @@ TEST(CodecContract, PlaceInThePageIsTheState) {
     if (codec == nullptr) continue;
     testing::Packed packed(*codec);
     for (int head = 0; head < shape.n_value_heads; ++head) {
-      packed.encode(head, test_states(shape.K, shape.V)[0].values);
       float* const place = codec->in_place(head, packed.page.data());
       if (place == nullptr) continue;
+      packed.encode(head, test_states(shape.K, shape.V)[0].values);
       const std::vector<float> decoded = packed.decode(head);
       ASSERT_EQ(std::memcmp(place, decoded.data(), decoded.size() * sizeof(float)), 0);
       const std::vector<std::uint8_t> before = packed.page;
-      codec->encode(head, place, packed.page.data(), 1, {});
+      codec->encode(head, place, packed.page.data(), {}, {});
       EXPECT_EQ(packed.page, before);
     }
   }

@@ -139,7 +139,7 @@ TEST(Fused, RowsArePackedAsTheWholeStateIs) {
         if (c.codec->encode_rows(head, rows, page.data(), {scratch})) {
           ++n_fused;
         } else {
-          c.codec->encode(head, c.X.data(), page.data(), 1, {scratch});
+          c.codec->encode(head, c.X.data(), page.data(), testing::kAnyRounding, {scratch});
         }
       }
       ASSERT_EQ(page, encode(c)) << c.name << " " << c.state;

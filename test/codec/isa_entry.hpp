@@ -13,6 +13,9 @@ struct IsaCase {
   int n_options;
   int n_key_heads, n_value_heads, K, V;
   bool channel_gate;
+  int rounding;  // Rounding; drawn at the place that follows
+  std::uint64_t seed, step;
+  std::uint32_t layer;
   const std::uint8_t* bits;  // LayerPlan, [HV*K], [HV*K], [HV]
   const float* row_weight;
   const std::uint8_t* high;

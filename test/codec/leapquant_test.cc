@@ -175,7 +175,7 @@ TEST_P(LeapquantShapes, WriteEveryByteOfTheirOwnHeadOnly) {
   std::vector<std::uint8_t> page(whole.size(), 0x77);
   for (int h : {2, 0, 1}) {
     const std::vector<std::uint8_t> before = page;
-    codec.encode(h, heads.data() + h * K() * V(), page.data(), 1, {scratch});
+    codec.encode(h, heads.data() + h * K() * V(), page.data(), {}, {scratch});
     const auto own = static_cast<std::size_t>(codec.layout().n_bytes);
     for (std::size_t b = 0; b < page.size(); ++b) {
       ASSERT_EQ(page[b], b / own == static_cast<std::size_t>(h) ? whole[b] : before[b]);

@@ -67,12 +67,7 @@ inline State trained_states() {
 
 inline CodecConfig configure(const CodecInfo& info, std::string arg,
                              const std::map<std::string, std::string>& options = {}) {
-  CodecConfig config{.info = &info, .arg = std::move(arg), .options = {}};
-  for (const CodecOption& o : info.options) {
-    config.options[std::string(o.key)] = info.default_option(config.arg, o.key);
-  }
-  for (const auto& [key, value] : options) config.options[key] = value;
-  return config;
+  return fill_config(info, arg, Rounding::kNearest, options);
 }
 
 inline std::vector<std::byte> scratch_for(const LayerCodec& codec) {
@@ -87,7 +82,7 @@ inline std::vector<std::uint8_t> encode(const LayerCodec& codec, const State& he
   const std::size_t n =
       static_cast<std::size_t>(codec.shape().K) * static_cast<std::size_t>(codec.shape().V);
   for (int h = 0; h < codec.shape().n_value_heads; ++h) {
-    codec.encode(h, heads.data() + static_cast<std::size_t>(h) * n, page.data(), 0, {scratch});
+    codec.encode(h, heads.data() + static_cast<std::size_t>(h) * n, page.data(), {}, {scratch});
   }
   return page;
 }

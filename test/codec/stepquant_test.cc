@@ -473,7 +473,7 @@ TEST(StepquantGolden, ClosedLoopReadoutErrors) {
       auto scratch = test::scratch_for(*codec);
       std::vector<std::uint8_t> page(static_cast<std::size_t>(codec->page_bytes()));
       const double stepquant = readout_error([&](State& S) {
-        codec->encode(0, S.data(), page.data(), 0, {scratch});
+        codec->encode(0, S.data(), page.data(), {}, {scratch});
         codec->decode(0, page.data(), S.data(), {scratch});
       });
       const double absmax = readout_error([&](State& S) { S = test::absmax_rows(S, V, bits); });
@@ -682,7 +682,7 @@ TEST_P(StepquantShapes, WriteTheirOwnHeadOnlyAndDecodeZeroPages) {
   std::vector<std::uint8_t> page(whole.size(), 0x77);
   for (int h : {2, 0, 1}) {
     const std::vector<std::uint8_t> before = page;
-    codec->encode(h, heads.data() + h * K * V, page.data(), 1, {scratch});
+    codec->encode(h, heads.data() + h * K * V, page.data(), {}, {scratch});
     for (std::size_t b = 0; b < page.size(); ++b) {
       ASSERT_TRUE(page[b] == before[b] || page[b] == whole[b]);
     }

@@ -165,8 +165,8 @@ TEST(Uniform, ErrorIsHalfAStepOfTheGroup) {
     for (const int b : {8, 6, 5, 4}) {
       const int L = (1 << (b - 1)) - 1;
       const std::string name = "int" + std::to_string(b);
-      const auto check = [&](const std::vector<std::pair<std::string, std::string>>& options,
-                             int rows, int columns) {
+      const auto check = [&](const std::map<std::string, std::string>& options, int rows,
+                             int columns) {
         const CodecConfig config = config_of(name, "", options);
         expect_within_half_a_step(*make(config, shape), rows, columns, L, false,
                                   testing::name_of(config));
@@ -180,8 +180,7 @@ TEST(Uniform, ErrorIsHalfAStepOfTheGroup) {
       check({{"layout", "group"}, {"group", "500"}, {"axis", "key"}}, 500, 1);
     }
     for (const int group : {64, 32, 5}) {
-      const std::vector<std::pair<std::string, std::string>> options{
-          {"group", std::to_string(group)}};
+      const std::map<std::string, std::string> options{{"group", std::to_string(group)}};
       expect_within_half_a_step(*make(config_of("pace", "4", options), shape), group, 1, 7, false,
                                 "pace:4");
       LayerPlan plan;
@@ -276,6 +275,8 @@ TEST(Uniform, ZeroIsExactAlways) {
   const LayerShape shape{1, 2, 40, 24, Gate::kScalar};
   for (const CodecConfig& config : testing::all_configs()) {
     if (config.info->id > 9) continue;  // codecs with fitted scales have tests of their own
+    const auto code = config.options.find("code");
+    if (code != config.options.end() && code->second == "affine") continue;  // it has no zero level
     const auto codec = make(config, shape, &plan);
     for (const testing::TestState& state : test_states(shape.K, shape.V)) {
       std::vector<float> X = state.values;

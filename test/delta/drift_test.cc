@@ -134,7 +134,7 @@ TEST(Flush, AddsNothingToTheCodecsOwnError) {
           const std::vector<double> exact(
               reference.S.begin() + static_cast<std::ptrdiff_t>(h * n),
               reference.S.begin() + static_cast<std::ptrdiff_t>((h + 1) * n));
-          c.encode(static_cast<int>(h), X.data(), OneLayer::aligned(page), 0, {scratch});
+          c.encode(static_cast<int>(h), X.data(), OneLayer::aligned(page), {}, {scratch});
           c.decode(static_cast<int>(h), OneLayer::aligned(page), X.data(), {scratch});
           double error = 0, own = 0, mean = 0;
           for (std::size_t i = 0; i < n; ++i) {

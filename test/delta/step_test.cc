@@ -294,7 +294,7 @@ TEST(Step, PeriodOneIsAPerTokenQuantiser) {
               x = decay[i] * x + k[i] * u;
             }
           }
-          codec.encode(h, S.data(), expected, 0, {scratch});
+          codec.encode(h, S.data(), expected, {}, {scratch});
         }
         ASSERT_EQ(
             std::memcmp(expected, layer.page(1), static_cast<std::size_t>(codec.page_bytes())), 0)
@@ -697,7 +697,7 @@ TEST(Window, FlushPacksWhatTheStateIs) {
       std::vector<std::uint8_t> page(static_cast<std::size_t>(codec.page_bytes()) + 16, 0);
       std::vector<std::byte> scratch(codec.scratch_bytes());
       for (int h = 0; h < s.n_value_heads; ++h) {
-        codec.encode(h, &S[static_cast<std::size_t>(h * s.K * s.V)], OneLayer::aligned(page), 0,
+        codec.encode(h, &S[static_cast<std::size_t>(h * s.K * s.V)], OneLayer::aligned(page), {},
                      {scratch});
       }
       EXPECT_EQ(std::memcmp(OneLayer::aligned(page), layer.page(1),

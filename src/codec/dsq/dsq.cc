@@ -84,7 +84,7 @@ class DsqCodec final : public LayerCodec {
         .n_bytes();
   }
 
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext&,
               CodecScratch scratch) const override {
     ScratchCursor cursor(scratch);
     std::uint8_t* const codes = cursor.take<std::uint8_t>(n_values_);
@@ -178,7 +178,8 @@ const CodecInfo kDsqInfo = {
     .options = {{"axes", "row-column|column-row", "axis of the root mean, then axis of the peak"}},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return ""; },
     .defaults = [](const CodecConfig&) { return SchemeDefaults{}; },
-    .default_option = [](std::string_view, std::string_view) { return std::string("row-column"); },
+    .default_option = [](const CodecConfig&,
+                         std::string_view) { return std::string("row-column"); },
     .validate = validate,
     .make = make,
 };

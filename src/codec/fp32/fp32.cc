@@ -17,7 +17,7 @@ class Fp32Codec final : public LayerCodec {
   PayloadBytes payload() const override { return {.codes = head_bytes_ * shape_.n_value_heads}; }
   std::size_t scratch_bytes() const override { return 0; }
 
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext&,
               CodecScratch) const override {
     // A step that works in place hands the page itself back.
     std::memmove(page + head * head_bytes_, X, static_cast<std::size_t>(head_bytes_));
@@ -57,7 +57,7 @@ const CodecInfo kFp32Info = {
     .options = {},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return ""; },
     .defaults = [](const CodecConfig&) { return SchemeDefaults{}; },
-    .default_option = [](std::string_view, std::string_view) { return std::string(); },
+    .default_option = [](const CodecConfig&, std::string_view) { return std::string(); },
     .validate = [](const CodecConfig&) { return Status(); },
     .make = make,
 };

@@ -1,4 +1,4 @@
-// int8, int6, int5, int4: symmetric absmax rounding with one scale a row, column, head or group.
+// int8, int6, int5, int4: integers with one scale a row, column, head or group.
 #pragma once
 
 #include "codec/codec.hpp"

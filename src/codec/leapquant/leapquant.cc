@@ -190,8 +190,8 @@ void LeapquantCodec::read_factors(const std::uint8_t* checkpoint, const Arrays& 
   }
 }
 
-void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
-                            CodecScratch scratch) const {
+void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page,
+                            const RoundingContext& /*at*/, CodecScratch scratch) const {
   const std::int64_t K = shape_.K, V = shape_.V;
   const int rank = settings_.rank;
   const float qmax = static_cast<float>((1 << (settings_.bits - 1)) - 1);
@@ -522,8 +522,8 @@ const CodecInfo kLeapquantInfo = {
           return SchemeDefaults{.period = 16, .records = "bf16", .phase = "absolute"};
         },
     .default_option =
-        [](std::string_view arg, std::string_view key) {
-          return std::string(key == "rank"     ? (arg == "4" ? "8" : "4")
+        [](const CodecConfig& config, std::string_view key) {
+          return std::string(key == "rank"     ? (config.arg == "4" ? "8" : "4")
                              : key == "rounds" ? "1"
                              : key == "clip"   ? "off"
                                                : "f32");

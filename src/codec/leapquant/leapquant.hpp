@@ -46,7 +46,7 @@ class LeapquantCodec final : public LayerCodec {
   const LayerShape& shape() const override { return shape_; }
   PayloadBytes payload() const override;
   std::size_t scratch_bytes() const override;
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext& at,
               CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
   bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,

@@ -114,7 +114,7 @@ class PaceCodec final : public LayerCodec {
         .n_bytes();
   }
 
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext&,
               CodecScratch scratch) const override {
     const Head& at = heads_[static_cast<std::size_t>(head)];
     const Work work(*this, scratch);
@@ -372,8 +372,8 @@ const CodecInfo kPaceInfo = {
           return SchemeDefaults{
               .period = 8, .records = "int8", .phase = "handover", .prefill = "256"};
         },
-    .default_option = [](std::string_view arg,
-                         std::string_view) { return std::string(arg == "4/8" ? "32" : "64"); },
+    .default_option = [](const CodecConfig& config,
+                         std::string_view) { return std::string(is_mixed(config) ? "32" : "64"); },
     .validate = validate,
     .make = make,
 };

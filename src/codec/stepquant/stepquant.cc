@@ -296,8 +296,8 @@ float StepquantCodec::norm(const Row& row) const {
   return shape_.gate == Gate::kChannel ? static_cast<float>(1 << (8 - row.bits)) : 1.0f;
 }
 
-void StepquantCodec::encode(int h, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
-                            CodecScratch scratch) const {
+void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
+                            const RoundingContext& /*at*/, CodecScratch scratch) const {
   const int K = shape_.K, V = shape_.V;
   const Head& head = heads_[static_cast<std::size_t>(h)];
   const Arrays a(*this, scratch);
@@ -598,7 +598,7 @@ const CodecInfo kStepquantInfo = {
     .options = {{"group", "1..65536", "columns that share a row scale in 2-bit heads"}},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return "stepquant"; },
     .defaults = [](const CodecConfig&) { return SchemeDefaults{}; },
-    .default_option = [](std::string_view, std::string_view) { return std::string("32"); },
+    .default_option = [](const CodecConfig&, std::string_view) { return std::string("32"); },
     .validate = [](const CodecConfig& config) { return group_option(config).status(); },
     .make = [](const CodecConfig& config, const LayerShape& shape,
                const LayerPlan* plan) -> Result<std::unique_ptr<LayerCodec>> {
