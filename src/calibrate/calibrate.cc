@@ -33,7 +33,9 @@ Status check_options(const CalibrationOptions& options, std::span<const Calibrat
                                  kMaxSegmentTokens));
   SP_RETURN_IF_ERROR(check_range("the sampling interval in tokens (0: the scheme's own)",
                                  options.interval, 0, kMaxSegmentTokens));
-  SP_RETURN_IF_ERROR(check_range("the horizon in tokens", options.horizon, 1, 1 << 30));
+  if (options.horizon != -1) {
+    SP_RETURN_IF_ERROR(check_range("the horizon in tokens", options.horizon, 1, 1 << 30));
+  }
   SP_RETURN_IF_ERROR(check_range("the number of pivots (-1: the paper's share)", options.n_pivots,
                                  -1, std::int64_t{1} << 40));
   if (!(options.gamma >= 0 && options.gamma <= 1)) {
@@ -122,6 +124,8 @@ Result<Calibration> calibrate(const Scheme& scheme, const std::vector<LayerShape
     SP_RETURN_IF_ERROR(make_row_bits(config, run, result));
   } else if (kind == "pace-high") {
     SP_RETURN_IF_ERROR(make_high_heads(config, scheme.period, run, result));
+  } else if (kind == "damp-rows") {
+    SP_RETURN_IF_ERROR(make_protected_rows(config, run, result));
   } else {
     return Status(Code::kUnsupported, "scheme " + scheme.name() + " needs a plan of kind '" + kind +
                                           "', which this build cannot calibrate");

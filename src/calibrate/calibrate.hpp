@@ -30,12 +30,13 @@ struct CalibrationOptions {
   std::int64_t n_segments = 32;        ///< shared out evenly over the texts, at least one each
   std::int64_t segment_tokens = 2048;  ///< each from a zero state
   std::uint64_t seed = 0;
-  std::int64_t n_snapshots = 64;  ///< stepquant: states a layer, shared out over the texts
-  /// Tokens between two states that may be taken; 0: 8 for stepquant, counted through all segments,
-  /// 256 for pace, counted in each segment (which takes every one).
+  std::int64_t n_snapshots = 64;  ///< stepquant, damp: states a layer, shared out over the texts
+  /// Tokens between two states that may be taken; 0: 8 for stepquant and damp, counted through all
+  /// segments, 256 for pace, counted in each segment (which takes every one).
   std::int64_t interval = 0;
-  double gamma = 0.25;          ///< row weight = omega^(gamma / 2)
-  std::int64_t horizon = 2048;  ///< tokens over which an error is counted
+  double gamma = 0.25;  ///< row weight = omega^(gamma / 2)
+  /// Tokens over which an error is counted; -1: the paper's, 2048 for stepquant, 256 for damp.
+  std::int64_t horizon = -1;
   /// Units kept in half precision; -1: the paper's share, 32 of 2,304 heads or 512 of 81,920 rows,
   /// rounded (none for a small model).
   std::int64_t n_pivots = -1;

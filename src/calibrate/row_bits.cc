@@ -10,7 +10,7 @@
 namespace statepack {
 namespace {
 
-constexpr std::int64_t kInterval = 8;
+constexpr std::int64_t kInterval = 8, kHorizon = 2048;
 // Pivots of the paper: 32 of 48 x 48 heads, 512 of 20 x 32 x 128 rows.
 constexpr double kPivotHeads = 32.0 / 2304, kPivotRows = 512.0 / 81920;
 
@@ -42,6 +42,12 @@ class RowBits {
   }
 
   Status make(Calibration& result) {
+    if (config_.options.at("bits") != "planned") {
+      return {Code::kInvalidArgument,
+              "bits=" + config_.options.at("bits") +
+                  " sets a plan's widths aside; calibrate without it, and name it when the plan is "
+                  "used"};
+    }
     SP_RETURN_IF_ERROR(choose_budget());
     const std::int64_t interval = run_.options().interval > 0 ? run_.options().interval : kInterval;
     samples_ = run_.draw_samples(interval);
@@ -175,7 +181,7 @@ class RowBits {
         SP_ASSIGN_OR_RETURN(
             const double lifetime,
             lifetime_weight(run_.log_decay(unit.layer, unit.head, std::max(unit.row, 0), domain),
-                            run_.options().horizon));
+                            run_.horizon(kHorizon)));
         for (std::size_t c = 0; c < n; ++c) {
           costs[u * n + c] = std::max(costs[u * n + c], lifetime * value(sums, unit, c));
         }
@@ -233,7 +239,7 @@ class RowBits {
     auto& settings = result.plan.settings;
     settings["candidates"] = candidates;
     settings["gamma"] = std::to_string(run_.options().gamma);
-    settings["horizon"] = std::to_string(run_.options().horizon);
+    settings["horizon"] = std::to_string(run_.horizon(kHorizon));
     settings["interval"] = std::to_string(interval);
     settings["snapshots"] = std::to_string(samples_.updates.front().size());
     settings["units"] = std::to_string(n_units()) + (by_row_ ? " rows" : " heads");

@@ -11,6 +11,7 @@
 #include "base/check.hpp"
 #include "base/progress.hpp"
 #include "calibrate/draw.hpp"
+#include "calibrate/head_statistics.hpp"
 
 namespace statepack {
 namespace {
@@ -28,21 +29,7 @@ std::int64_t share(std::int64_t n, std::int64_t parts, std::int64_t i) {
 
 Status stopped() { return {Code::kInterrupted, "calibration was stopped; no plan was made"}; }
 
-/// The value below which a share p lies, linear between neighbours.
-double percentile(std::vector<double> values, double p) {
-  std::sort(values.begin(), values.end());
-  const double position = p * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return std::lerp(values[below], values[above], position - static_cast<double>(below));
-}
-
 double ratio(double a, double b) { return a == b ? 1 : a / b; }
-
-/// Largest to median RMS of rows or columns with these powers.
-double peak_of(const std::vector<double>& power) {
-  return std::sqrt(ratio(percentile(power, 1), percentile(power, 0.5)));
-}
 
 }  // namespace
 
@@ -274,8 +261,8 @@ LayerSummary summarise_layer(const CalibrationRun& run, const ErrorMeter& meter,
       half_lives.push_back(std::numbers::ln2 / -run.log_decay(layer, h, i, kPooled));
     }
     const ErrorMeter::Sums sums = run.sums(meter, layer, h, kPooled);
-    row_peaks.push_back(peak_of(sums.row_power));
-    column_peaks.push_back(peak_of(sums.column_power));
+    row_peaks.push_back(peak_to_median(sums.row_power));
+    column_peaks.push_back(peak_to_median(sums.column_power));
     for (int i = 0; i < shape.K; ++i) {
       if (const int variant = variant_of(h, i); variant >= 0) {
         error += sums.row_error[at(variant)][at(i)];

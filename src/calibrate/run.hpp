@@ -30,6 +30,10 @@ class CalibrationRun {
 
   const std::vector<LayerShape>& shapes() const { return shapes_; }
   const CalibrationOptions& options() const { return options_; }
+  /// The option, or what a kind of plan takes when none is given.
+  std::int64_t horizon(std::int64_t otherwise) const {
+    return options_.horizon > 0 ? options_.horizon : otherwise;
+  }
   int n_domains() const { return static_cast<int>(texts_.size()); }
   /// The domains whose costs compete: each alone, or the pool.
   std::vector<int> competing_domains() const;
@@ -92,6 +96,7 @@ LayerSummary summarise_layer(const CalibrationRun& run, const ErrorMeter& meter,
 
 /// The makers of plans, one for each kind. They fill plan.layers, plan.settings and layers.
 Status make_row_bits(const CodecConfig& config, CalibrationRun& run, Calibration& result);
+Status make_protected_rows(const CodecConfig& config, CalibrationRun& run, Calibration& result);
 Status make_high_heads(const CodecConfig& config, int period, CalibrationRun& run,
                        Calibration& result);
 

@@ -61,18 +61,11 @@ Result<int> run(const Options& options) {
     texts.push_back({std::filesystem::path(path).filename().string(), std::move(tokens)});
   }
   Model& model = *session.model;
-  DenseState state = model.new_dense_state();
-  const PrefillPass prefill = [&](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
-    std::fill(state.S.begin(), state.S.end(), 0.0F);
-    std::fill(state.conv.begin(), state.conv.end(), 0.0F);
-    const std::unique_ptr<KvCache> cache = model.new_kv_cache();
-    return model.prefill(tokens, 0, state, *cache, 0, nullptr, &observer);
-  };
   CalibrationOptions calibration = options.calibration;
   calibration.progress = true;
   SP_ASSIGN_OR_RETURN(const Calibration result,
                       calibrate(scheme, model.config().recurrent_shapes(), model.fingerprint(),
-                                texts, calibration, prefill, *session.threads));
+                                texts, calibration, prefill_from_zero(model), *session.threads));
   SP_RETURN_IF_ERROR(result.plan.save(options.out));
 
   if (options.model.json) {
@@ -128,7 +121,8 @@ void add_calibrate(CLI::App& app, Command* command) {
   sub->add_option("--snapshots", c.n_snapshots, "States a layer that codecs are tried on")
       ->capture_default_str();
   sub->add_option("--gamma", c.gamma, "Exponent of row impact")->capture_default_str();
-  sub->add_option("--horizon", c.horizon, "Tokens over which an error is counted")
+  sub->add_option("--horizon", c.horizon,
+                  "Tokens over which an error is counted; -1: the published number")
       ->capture_default_str();
   sub->add_option("--pivots", c.n_pivots, "Units kept in half precision; -1: the published share")
       ->capture_default_str();

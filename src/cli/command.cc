@@ -58,6 +58,16 @@ Result<Session> open_session(const ModelOptions& options) {
   return session;
 }
 
+PrefillPass prefill_from_zero(Model& model) {
+  const auto state = std::make_shared<DenseState>(model.new_dense_state());
+  return [&model, state](std::span<const std::int32_t> tokens, ChunkObserver& observer) {
+    std::fill(state->S.begin(), state->S.end(), 0.0F);
+    std::fill(state->conv.begin(), state->conv.end(), 0.0F);
+    const std::unique_ptr<KvCache> cache = model.new_kv_cache();
+    return model.prefill(tokens, 0, *state, *cache, 0, nullptr, &observer);
+  };
+}
+
 std::string scheme_help() {
   std::string text;
   for (const CodecInfo* codec : all_codecs()) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/thread_pool.hpp"
+#include "calibrate/calibrate.hpp"
 #include "model/chat_template.hpp"
 #include "model/model.hpp"
 #include "model/tokenizer.hpp"
@@ -63,6 +64,9 @@ struct Session {
 };
 /// Sizes are refused before weights load. Errors: as the loaders.
 Result<Session> open_session(const ModelOptions& options);
+
+/// Prefill of the model from a zero state, for what looks at states on the way.
+PrefillPass prefill_from_zero(Model& model);
 
 /// "fp32", "int4,..." : the schemes' names for help texts.
 std::string scheme_help();

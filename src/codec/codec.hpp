@@ -24,7 +24,8 @@ namespace statepack {
 /// What a plan says about one layer. A codec reads the fields it needs and refuses a plan that
 /// lacks them; it ignores the others.
 struct LayerPlan {
-  std::vector<std::uint8_t> bits;  ///< [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16
+  /// [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16 (half precision).
+  std::vector<std::uint8_t> bits;
   std::vector<float> row_weight;   ///< [HV*K] w of STEPQuant, finite and > 0
   std::vector<std::uint8_t> high;  ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
 };
@@ -151,8 +152,8 @@ struct CodecInfo {
   std::string_view help;               ///< one line
   std::vector<std::string_view> args;  ///< allowed arguments, the first is the default; empty: none
   std::vector<CodecOption> options;
-  /// What a plan must provide for this codec ("" = no plan): "stepquant", "pace-high". The empty
-  /// string for an argument that needs none (pace:4).
+  /// What a plan must provide for this codec ("" = no plan): "stepquant", "pace-high", "damp-rows".
+  /// The empty string for an argument that needs none (pace:4).
   std::string_view (*plan_kind)(const CodecConfig&);
   SchemeDefaults (*defaults)(const CodecConfig&);
   /// The value an option has when not named; may depend on the argument (rank of leapquant), the

@@ -125,6 +125,7 @@ Result<std::shared_ptr<const CompiledScheme>> CompiledScheme::make(
                     "recurrent layer " + std::to_string(i) + ": " + made.status().message());
     }
     layer.codec = std::move(*made);
+    if (plan != nullptr) layer.plan = plan->layers[i];
     SP_RETURN_IF_ERROR(check_transforms(*layer.codec, shapes[i], i));
     layer.window =
         WindowLayout(shapes[i], scheme.records, scheme.mode, scheme.period > 1 ? scheme.period : 0);

@@ -15,6 +15,7 @@ struct CompiledLayer {
   LayerShape shape;
   std::unique_ptr<LayerCodec> codec;
   WindowLayout window;
+  LayerPlan plan;  ///< what the codec was compiled with; empty where it needs none
 };
 
 /// Bits per state value, counted from the bytes that are really kept.

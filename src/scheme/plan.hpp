@@ -18,7 +18,7 @@ namespace statepack {
 /// counts recurrent layers from 0.
 struct Plan {
   static constexpr int kFormatVersion = 1;
-  std::string kind;               ///< what it provides: "stepquant" or "pace-high"
+  std::string kind;               ///< what it provides: "stepquant", "pace-high" or "damp-rows"
   std::string scheme;             ///< scheme name it was made for: "stepquant:6"; what
                                   ///< follows a comma (window, codec options) binds nothing
   std::string model_fingerprint;  ///< of the checkpoint's content

@@ -388,6 +388,57 @@ void check_pace(std::vector<LayerShape> shapes, CombineDomains how) {
   expect_cost(result->cost, low);
 }
 
+void check_damp(std::vector<LayerShape> shapes, CombineDomains how) {
+  Fixture fixture{shapes, two_texts()};
+  fixture.options.interval = 24;
+  fixture.options.segment_tokens = 48;
+  fixture.options.combine = how;
+  fixture.options.n_segments = 4;
+  fixture.options.n_snapshots = 1000;  // all
+  auto result = fixture.run("damp:4");
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->plan.kind, "damp-rows");
+  const Oracle oracle(fixture, "damp:4", 24, 1, [&](int layer, int) {
+    const LayerShape& s = shapes[layer];
+    return LayerPlan{std::vector<std::uint8_t>(s.n_value_heads * s.K, 4), {}, {}};
+  });
+  double low = 0;
+  for (std::size_t l = 0; l < shapes.size(); ++l) {
+    std::vector<std::uint8_t> expected;
+    for (int h = 0; h < shapes[l].n_value_heads; ++h) {
+      std::vector<Oracle::Head> domains = oracle.heads[l][h];
+      if (how == CombineDomains::kMean) domains = {oracle.pooled(int(l), h)};
+      std::vector<double> risk(shapes[l].K, 0.0);
+      for (const Oracle::Head& head : domains) {
+        for (int i = 0; i < shapes[l].K; ++i) {
+          double lifetime = 0, kept = 1;
+          for (int tau = 0; tau <= 256; ++tau) {
+            lifetime += kept;
+            kept *= std::exp(2 * head.ell[i] / head.n_tokens);
+          }
+          risk[i] = std::max(risk[i], head.error[0][i] / head.n_states * lifetime);
+        }
+      }
+      for (const std::uint8_t chosen : top_units(risk, shapes[l].K / 8)) {
+        if (chosen == 0) low += risk[expected.size() % shapes[l].K];
+        expected.push_back(chosen != 0 ? 16 : 4);
+      }
+    }
+    EXPECT_EQ(result->plan.layers[l].bits, expected) << l;
+  }
+  expect_cost(result->cost, low);
+  const auto compiled =
+      CompiledScheme::make(Scheme::parse("damp:4").value(), shapes, &result->plan, "");
+  EXPECT_TRUE(compiled.ok()) << compiled.status().message();
+}
+
+TEST(Calibrate, ProtectedRowsEqualAPlainLoop) {
+  for (auto how : {CombineDomains::kMean, CombineDomains::kMax}) {
+    check_damp(kScalar, how);
+    check_damp({{1, 3, 32, 16, Gate::kChannel}, {2, 2, 32, 16, Gate::kChannel}}, how);
+  }
+}
+
 TEST(Calibrate, HighHeadsEqualAPlainLoop) {
   for (auto how : {CombineDomains::kMean, CombineDomains::kMax}) {
     check_pace(kScalar, how);

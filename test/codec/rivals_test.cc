@@ -288,6 +288,63 @@ TEST(Damp, ProtectedRowsAreHalves) {
   EXPECT_EQ(codec->payload().pivots, 16 * 128 * 2);
 }
 
+// The parts of a method, taken away one at a time on a state with a hot row and a hot column.
+TEST(Ablations, EveryPartOfTheMethodsLowersTheError) {
+  const int K = 128, V = 128;
+  std::vector<float> X = noise(128 * 128);
+  for (int e = 0; e < K * V; ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    X[at] *= std::exp2(static_cast<float>(e / V % 5 - 2 + e % V % 7 - 3));  // scales on both axes
+    X[at] += 4 * std::sin(static_cast<float>(e / V)) * std::cos(static_cast<float>(e % V));
+  }
+  LayerPlan plan;
+  plan.bits.assign(128, 6);
+  plan.row_weight.assign(128, 1.0f);
+  const auto error = [&](const CodecConfig& config) {
+    auto made = config.info->make(config, kOneHead, &plan);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    Packed packed(**made);
+    packed.encode(0, X);
+    const std::vector<float> back = packed.decode(0);
+    double sum = 0;
+    for (std::size_t e = 0; e < X.size(); ++e) sum += std::pow(double{back[e]} - X[e], 2);
+    return sum;
+  };
+  EXPECT_LT(error(config_of("stepquant", "6")),
+            error(config_of("stepquant", "6", {{"fit", "rows"}})));
+  const double full = error(config_of("leapquant", "8"));
+  const double unsmoothed = error(config_of("leapquant", "8", {{"smooth", "off"}}));
+  const double window = error(config_of("leapquant", "8", {{"smooth", "off"}, {"rank", "0"}}));
+  EXPECT_LT(full, unsmoothed);
+  EXPECT_LT(unsmoothed, window);
+  // Without either, what is left is one f32 scale a value column.
+  const double column = error(config_of("int8", "", {{"layout", "column"}, {"scale", "f32"}}));
+  EXPECT_NEAR(window, column, 1e-3 * column);
+}
+
+TEST(Ablations, WidthsAndSizesFollowTheOptions) {
+  const LayerShape shape{1, 4, 128, 128, Gate::kScalar};
+  LayerPlan plan;
+  for (const std::uint8_t bits : std::initializer_list<std::uint8_t>{4, 6, 16, 2}) {
+    plan.bits.insert(plan.bits.end(), 128, bits);
+  }
+  plan.row_weight.assign(512, 1.0f);
+  const auto payload = [&](const Options& options) {
+    const CodecConfig config = config_of("stepquant", "6", options);
+    auto made = config.info->make(config, shape, &plan);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return (*made)->payload();
+  };
+  EXPECT_EQ(payload({}).pivots, 128 * 128 * 2);
+  EXPECT_EQ(payload({{"bits", "no-pivots"}}).pivots, 0);
+  EXPECT_EQ(payload({{"bits", "no-pivots"}}).codes, (4 + 6 + 8 + 2) * 128 * 128 / 8);
+  EXPECT_EQ(payload({{"bits", "uniform"}}).codes, 4 * 6 * 128 * 128 / 8);
+  // No column scales: 2 bytes a column of each head that has codes.
+  EXPECT_EQ(payload({}).scales - payload({{"fit", "rows"}}).scales, 3 * 128 * 2);
+  const CodecConfig plain = config_of("leapquant", "8", {{"smooth", "off"}, {"rank", "0"}});
+  EXPECT_EQ((*plain.info->make(plain, kOneHead, nullptr))->page_bytes(), 128 * 128 + 4 * 128);
+}
+
 TEST(Rivals, WhatCannotBeCombinedIsRefusedWithTheReason) {
   const auto message = [](const CodecConfig& config) {
     const Status status = config.info->validate(config);

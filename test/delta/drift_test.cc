@@ -83,6 +83,17 @@ TEST(Drift, WindowsMendPerStepRounding) {
   EXPECT_LT(window.state, each.state / 2);
 }
 
+// Error feedback keeps a long-lived state near where plain rounding drifts off, and a window does
+// so too; the residual of the sum alone is the control.
+TEST(Drift, FeedbackMendsPerStepRounding) {
+  SKIP_WHEN_SANITIZED();
+  const double plain = drift("int8,layout=column,scale=f32").state;
+  EXPECT_LT(drift("int8,rounding=feedback").state, plain / 2);
+  EXPECT_LT(drift("int8,rounding=feedback,residual=f32").state, plain / 2);
+  EXPECT_LT(drift("int8,rounding=feedback,reads=sum").state, plain);
+  EXPECT_LT(drift("int8,rounding=feedback,period=16").state, plain / 2);
+}
+
 // LeapQuant: the flush of a window, against the same codec on the state rebuilt in double.
 TEST(Flush, AddsNothingToTheCodecsOwnError) {
   ThreadPool threads(1);

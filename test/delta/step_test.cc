@@ -841,7 +841,7 @@ class ToyCodec : public LayerCodec {
     return {.codes = 4 * shape_.n_values(), .padding = kPadding};
   }
   std::size_t scratch_bytes() const override { return 0; }
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext&,
               CodecScratch) const override {
     float* to = reinterpret_cast<float*>(page) + std::int64_t{head} * shape_.K * shape_.V;
     for (int i = 0; i < shape_.K; ++i) {

@@ -96,6 +96,27 @@ TEST(Bits, PaceTable) {
   EXPECT_EQ(bits_of("pace:4/8", qwen, &plan).page_bytes, 26689536);
 }
 
+// What others buffer: 16 records of bf16 keys, shared by two value heads, bf16 corrections and an
+// f32 gate, 3.03 bits as published; or the raw values and beta of a chunk.
+TEST(Bits, WindowsOfOtherCodecs) {
+  const auto shapes = layers(3, 16, 32);
+  const auto resident = [&](const std::string& name) {
+    return published_resident(bits_of(name, shapes));
+  };
+  const double ring = 16 * (16.0 * 128 / 2 + 16.0 * 128 + 32) / 16384;
+  EXPECT_NEAR(ring, 3.03, 0.005);
+  EXPECT_NEAR(resident("fp32,period=16"), 32 + ring, 1e-12);
+  for (const char* name : {"bf16,period=16", "fp16,period=16"}) {
+    EXPECT_NEAR(resident(name), 16 + ring, 1e-12) << name;
+  }
+  for (const char* name :
+       {"int8,period=16,layout=column,scale=f32", "fp8,period=16,layout=column,scale=f32"}) {
+    EXPECT_NEAR(resident(name), 8.25 + ring, 1e-12) << name;
+  }
+  // Raw k, v, beta and gate of 64 tokens.
+  EXPECT_NEAR(resident("fp32,period=64,mode=v"), 32 + 4 * ring + 64 * 32.0 / 16384, 1e-12);
+}
+
 // STEPQuant's accounting: the full budget, allocated somehow.
 TEST(Bits, StepQuantTable) {
   const auto gdn = layers(48, 16, 48);

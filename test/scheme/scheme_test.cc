@@ -90,7 +90,7 @@ TEST(SchemeName, PrintsTheShortestForm) {
   }
   EXPECT_EQ(parse("leapquant:4").full_name(),
             "leapquant:4,period=16,records=bf16,mode=u,phase=absolute,prefill=once,beta=f32,"
-            "rounding=nearest,rank=8,rounds=1,clip=off,scales=f32");
+            "rounding=nearest,rank=8,rounds=1,clip=off,scales=f32,smooth=on");
   EXPECT_EQ(parse("fp32").full_name(), "fp32,period=1,prefill=once,beta=f32,rounding=nearest");
 }
 

@@ -89,7 +89,7 @@ LeapquantCodec::LeapquantCodec(const LayerShape& shape, const Settings& settings
   layout_.high_bits = to_section(V * packed_bytes(K, low_bits));
   layout_.row_scales =
       to_section(layout_.high_bits + (settings.bits == 6 ? V * packed_bytes(K, 2) : 0));
-  layout_.column_scales = to_section(layout_.row_scales + scale_bytes * K);
+  layout_.column_scales = to_section(layout_.row_scales + (settings.smooth ? scale_bytes * K : 0));
   layout_.compensators = to_section(layout_.column_scales + scale_bytes * V);
   layout_.n_bytes = to_section(layout_.compensators + 2 * settings.rank * (K + V));
 }
@@ -100,7 +100,7 @@ PayloadBytes LeapquantCodec::payload() const {
   bytes.codes = heads * V *
                 (settings_.bits == 6 ? packed_bytes(K, 4) + packed_bytes(K, 2)
                                      : packed_bytes(K, settings_.bits));
-  bytes.scales = heads * (settings_.f16_scales ? 2 : 4) * (K + V);
+  bytes.scales = heads * (settings_.f16_scales ? 2 : 4) * ((settings_.smooth ? K : 0) + V);
   bytes.compensators = heads * 2 * settings_.rank * (K + V);
   bytes.padding = heads * layout_.n_bytes - bytes.total();
   return bytes;
@@ -179,6 +179,14 @@ void LeapquantCodec::read_scales(const std::uint8_t* from, std::int64_t n, std::
   }
 }
 
+void LeapquantCodec::read_row_scales(const std::uint8_t* checkpoint, const Arrays& a) const {
+  if (settings_.smooth) {
+    read_scales(checkpoint + layout_.row_scales, shape_.K, a.half, a.s_k);
+  } else {
+    std::fill_n(a.s_k, shape_.K, 1.0f);
+  }
+}
+
 void LeapquantCodec::read_factors(const std::uint8_t* checkpoint, const Arrays& a) const {
   const std::int64_t K = shape_.K, V = shape_.V;
   const std::uint8_t* from = checkpoint + layout_.compensators;
@@ -226,7 +234,7 @@ void LeapquantCodec::encode(int head, const float* X, std::uint8_t* page,
   }
   round_scales(a.s_v, V);
   if (settings_.clip) shrink_column_scales(a, qmax);
-  store_scales(a.s_k, K, checkpoint + layout_.row_scales);
+  if (settings_.smooth) store_scales(a.s_k, K, checkpoint + layout_.row_scales);
   store_scales(a.s_v, V, checkpoint + layout_.column_scales);
 
   // Z[v][c] = clamp( rint( qmax E[c,v] / (s_k[c] s_v[v]) ), -qmax, qmax )
@@ -268,7 +276,7 @@ bool LeapquantCodec::smooth(const float* X, const Arrays& a) const {
     for (int i = 0; i < n_rows; ++i) {
       const float mean = a.sums[i] / static_cast<float>(V);
       if (!(mean <= kLargest)) return false;
-      s_k[i] = std::sqrt(mean);
+      s_k[i] = settings_.smooth ? std::sqrt(mean) : 1.0f;
       round_scales(s_k + i, 1);
       a.one_over[i] = 1.0f / s_k[i];
     }
@@ -318,7 +326,7 @@ void LeapquantCodec::decode(int head, const std::uint8_t* page, float* X,
   const Arrays a(*this, scratch);
   const std::uint8_t* const checkpoint = page + head * layout_.n_bytes;
   read_factors(checkpoint, a);
-  read_scales(checkpoint + layout_.row_scales, K, a.half, a.s_k);
+  read_row_scales(checkpoint, a);
   read_scales(checkpoint + layout_.column_scales, V, a.half, a.s_v);
   for (std::int64_t v = 0; v < V; ++v) a.step[v] = a.s_v[v] / qmax;
   const bool bytes = settings_.bits == 8;
@@ -336,6 +344,7 @@ void LeapquantCodec::decode(int head, const std::uint8_t* page, float* X,
 }
 
 std::optional<PageMap> LeapquantCodec::page_map() const {
+  if (!settings_.smooth) return std::nullopt;  // kernels elsewhere read both scales
   PageMap map{.family = PageFamily::kLeapquant,
               .high_bits = layout_.high_bits,
               .compensators = layout_.compensators,
@@ -365,7 +374,7 @@ bool LeapquantCodec::read_two(int head, const std::uint8_t* page, const float* a
   const float qmax = static_cast<float>((1 << (bits - 1)) - 1);
   const Arrays arrays(*this, scratch);
   const std::uint8_t* const checkpoint = page + head * layout_.n_bytes;
-  read_scales(checkpoint + layout_.row_scales, K, arrays.half, arrays.s_k);
+  read_row_scales(checkpoint, arrays);
   read_scales(checkpoint + layout_.column_scales, V, arrays.half, arrays.s_v);
   float* const scaled_a = arrays.packed + 2 * K;
   float* const scaled_b = scaled_a + K;
@@ -402,7 +411,7 @@ LeapquantCodec::Dump LeapquantCodec::dump(int head,
   unpack(checkpoint, a);
   transpose_bytes(a.zt, K, V, K, a.z, V);
   read_factors(checkpoint, a);
-  read_scales(checkpoint + layout_.row_scales, K, a.half, a.s_k);
+  read_row_scales(checkpoint, a);
   read_scales(checkpoint + layout_.column_scales, V, a.half, a.s_v);
   Dump dump;
   dump.z.resize(static_cast<std::size_t>(K * V));
@@ -478,6 +487,7 @@ Status validate(const CodecConfig& config) {
   SP_RETURN_IF_ERROR(int_option(config, "rounds", 1, 8).status());
   SP_RETURN_IF_ERROR(check_choice(config, "clip"));
   SP_RETURN_IF_ERROR(check_choice(config, "scales"));
+  SP_RETURN_IF_ERROR(check_choice(config, "smooth"));
   if (config.arg == "8" && option(config, "clip") == "on") {
     return {Code::kUnsupported, codec_label(config) +
                                     ": clip=on gains nothing at 8 bits; drop it or use "
@@ -496,6 +506,7 @@ Result<std::unique_ptr<LayerCodec>> make(const CodecConfig& config, const LayerS
   SP_ASSIGN_OR_RETURN(settings.rounds, int_option(config, "rounds", 1, 8));
   settings.clip = option(config, "clip") == "on";
   settings.f16_scales = option(config, "scales") == "f16";
+  settings.smooth = option(config, "smooth") == "on";
   if (settings.f16_scales && shape.gate == Gate::kChannel) {
     return Status(Code::kUnsupported,
                   codec_label(config) +
@@ -515,7 +526,8 @@ const CodecInfo kLeapquantInfo = {
     .options = {{"rank", "0..8", "compensators taken out before rounding"},
                 {"rounds", "1..8", "rounds of subspace iteration that find them"},
                 {"clip", "off|on", "shrink column scales where that lowers the squared error"},
-                {"scales", "f32|f16", "how scales are stored; f16 with a gate a head only"}},
+                {"scales", "f32|f16", "how scales are stored; f16 with a gate a head only"},
+                {"smooth", "on|off", "a scale a key row, too; off for comparison"}},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return ""; },
     .defaults =
         [](const CodecConfig&) {
@@ -526,6 +538,7 @@ const CodecInfo kLeapquantInfo = {
           return std::string(key == "rank"     ? (config.arg == "4" ? "8" : "4")
                              : key == "rounds" ? "1"
                              : key == "clip"   ? "off"
+                             : key == "smooth" ? "on"
                                                : "f32");
         },
     .validate = validate,

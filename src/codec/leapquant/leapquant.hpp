@@ -33,6 +33,7 @@ class LeapquantCodec final : public LayerCodec {
     int rounds = 1;     ///< of subspace iteration
     bool clip = false;  ///< shrink s_v where that lowers the squared error of its column
     bool f16_scales = false;
+    bool smooth = true;  ///< off: every s_k is 1 and none is stored
   };
   /// Byte offsets within a head's checkpoint.
   struct Layout {
@@ -79,6 +80,7 @@ class LeapquantCodec final : public LayerCodec {
   void store_scales(const float* scales, std::int64_t n, std::uint8_t* to) const;
   void read_scales(const std::uint8_t* from, std::int64_t n, std::uint16_t* half,
                    float* scales) const;
+  void read_row_scales(const std::uint8_t* checkpoint, const Arrays& a) const;
   void read_factors(const std::uint8_t* checkpoint, const Arrays& a) const;
   void shrink_column_scales(const Arrays& a, float qmax) const;
 

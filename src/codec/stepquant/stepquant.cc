@@ -152,7 +152,8 @@ struct StepquantCodec::Arrays {
 };
 
 Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape,
-                                                         const LayerPlan* plan, int group) {
+                                                         const LayerPlan* plan, int group,
+                                                         Fit fit) {
   const int K = shape.K, V = shape.V, HV = shape.n_value_heads;
   if (plan == nullptr) {
     return Status(
@@ -175,6 +176,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
   codec->n_full_tiles_ = V / codec->tile_;
   codec->last_tile_ = V % codec->tile_;
   codec->group_ = group;
+  codec->fit_ = fit;
   codec->heads_.resize(static_cast<std::size_t>(HV));
   codec->rows_.resize(n_rows);
 
@@ -240,7 +242,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
   }
   for (Head& head : codec->heads_) {
     head.columns = cursor;
-    cursor += head.n_row_scales > 0 ? 2 * std::int64_t{V} : 0;
+    cursor += head.n_row_scales > 0 && fit == Fit::kDual ? 2 * std::int64_t{V} : 0;
   }
   payload.scales = cursor - codec->heads_.front().rows;
   SP_CHECK(payload.total() == cursor, "stepquant counts every byte of its page");
@@ -305,6 +307,7 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
     std::memset(page + head.codes, 0, static_cast<std::size_t>(head.code_bytes));
   }
 
+  if (fit_ == Fit::kRows) return encode_by_rows(h, X, page, a);
   DenseRows dense(X, V);
   if (whole_tiles(h) && encode_tiles(h, dense, page, a)) return;
 
@@ -391,8 +394,54 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
   }
 }
 
-// Whether a head is made of runs of 16 columns that share a row scale.
+// r_i = h16( max_j |X_ij| / (Q_i n_i) ),  z_ij = enc(X_ij / (r_i n_i))
+void StepquantCodec::encode_by_rows(int h, const float* X, std::uint8_t* page,
+                                    const Arrays& a) const {
+  const int V = shape_.V, n_groups = groups(h);
+  const int width = n_groups == 1 ? V : group_;
+  const Head& head = heads_[static_cast<std::size_t>(h)];
+  std::fill_n(a.c, V, 1.0f);
+  for (int i = 0; i < shape_.K; ++i) {
+    const Row& row = this->row(h, i);
+    const float* x = X + std::int64_t{i} * V;
+    if (row.bits == kPivotBits) {
+      stepquant::saturate(x, V, a.half);
+      std::memcpy(a.run, a.half, static_cast<std::size_t>(2 * V));
+      scatter(head, row, a.run, page);
+      continue;
+    }
+    const float Q = head.signed_magnitude ? 3.0f : peak_code(row.bits);
+    for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
+      const int n = std::min(width, V - begin);
+      const std::uint16_t stored = encode_scale(peak_of(x + begin, n) / (Q * norm(row)));
+      a.rows[row.scale + g] = stored;
+      stepquant::normalise(x + begin, n, f16_to_f32(stored) * norm(row), a.y + begin,
+                           a.peak + begin);
+    }
+    if (head.signed_magnitude) {
+      stepquant::encode_signed(a.y, a.c, V, a.u);
+    } else {
+      stepquant::encode(a.y, a.c, V, peak_code(row.bits), a.u);
+    }
+    std::memset(a.run + packed_bytes(V, row.bits), 0, kRunSlack);
+    pack_codes(a.u, V, row.bits, a.run);
+    scatter(head, row, a.run, page);
+  }
+  std::memcpy(page + head.rows, a.rows, static_cast<std::size_t>(2 * head.n_row_scales));
+}
+
+void StepquantCodec::read_columns_of(const Head& head, const std::uint8_t* page,
+                                     std::uint16_t* half, float* c) const {
+  if (fit_ == Fit::kDual) {
+    read_halves(page + head.columns, shape_.V, half, c);
+  } else {
+    std::fill_n(c, shape_.V, 1.0f);
+  }
+}
+
+// Whether a head is made of runs of 16 columns that share a row scale, and fitted.
 bool StepquantCodec::whole_tiles(int h) const {
+  if (fit_ == Fit::kRows) return false;
   const int width = groups(h) == 1 ? shape_.V : group_;
   return heads_[static_cast<std::size_t>(h)].uniform_bits != 0 && tile_ == kRunLength &&
          last_tile_ == 0 && width % kRunLength == 0;
@@ -447,7 +496,7 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
   const Arrays a(*this, scratch);
   if (head.n_row_scales > 0) {
     read_halves(page + head.rows, head.n_row_scales, a.half, a.r);
-    read_halves(page + head.columns, V, a.half, a.c);
+    read_columns_of(head, page, a.half, a.c);
   }
   const int n_groups = groups(h);
   const int width = n_groups == 1 ? V : group_;
@@ -484,9 +533,10 @@ void StepquantCodec::decode(int h, const std::uint8_t* page, float* X, CodecScra
   }
 }
 
-// Only where tiles divide V: kernels elsewhere know no shorter last tile.
+// Only the method itself, and only where tiles divide V: kernels elsewhere know no shorter last
+// tile.
 std::optional<PageMap> StepquantCodec::page_map() const {
-  if (last_tile_ != 0) return std::nullopt;
+  if (last_tile_ != 0 || fit_ == Fit::kRows) return std::nullopt;
   PageMap map{.family = PageFamily::kStepquant, .group = group_, .tile = tile_};
   for (int h = 0; h < shape_.n_value_heads; ++h) {
     const Head& head = heads_[static_cast<std::size_t>(h)];
@@ -564,7 +614,7 @@ StepquantCodec::Dump StepquantCodec::dump(int h,
   read_halves(page + head.rows, head.n_row_scales, a.half, r.data());
   if (head.n_row_scales > 0) {
     dump.c.resize(static_cast<std::size_t>(V));
-    read_halves(page + head.columns, V, a.half, dump.c.data());
+    read_columns_of(head, page, a.half, dump.c.data());
   }
   for (int i = 0; i < K; ++i) {
     const Row& row = this->row(h, i);
@@ -595,16 +645,39 @@ const CodecInfo kStepquantInfo = {
     .id = 10,
     .help = "planned width and weight a key row, fitted row and column scales",
     .args = {"6", "8", "4"},
-    .options = {{"group", "1..65536", "columns that share a row scale in 2-bit heads"}},
+    .options = {{"group", "1..65536", "columns that share a row scale in 2-bit heads"},
+                {"bits", "planned|no-pivots|uniform",
+                 "for comparison: the plan's half-precision rows at 8 bits, or all rows alike"},
+                {"fit", "dual|rows", "for comparison: one absmax scale a row, none a column"}},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return "stepquant"; },
     .defaults = [](const CodecConfig&) { return SchemeDefaults{}; },
-    .default_option = [](const CodecConfig&, std::string_view) { return std::string("32"); },
-    .validate = [](const CodecConfig& config) { return group_option(config).status(); },
+    .default_option =
+        [](const CodecConfig&, std::string_view key) {
+          return std::string(key == "group" ? "32" : key == "bits" ? "planned" : "dual");
+        },
+    .validate =
+        [](const CodecConfig& config) {
+          SP_RETURN_IF_ERROR(check_choice(config, "bits"));
+          SP_RETURN_IF_ERROR(check_choice(config, "fit"));
+          return group_option(config).status();
+        },
     .make = [](const CodecConfig& config, const LayerShape& shape,
                const LayerPlan* plan) -> Result<std::unique_ptr<LayerCodec>> {
       SP_RETURN_IF_ERROR(check_shape(config, shape));
       SP_ASSIGN_OR_RETURN(const int group, group_option(config));
-      return StepquantCodec::make(shape, plan, group);
+      const auto fit =
+          option(config, "fit") == "rows" ? StepquantCodec::Fit::kRows : StepquantCodec::Fit::kDual;
+      const std::string& bits = option(config, "bits");
+      if (plan == nullptr || bits == "planned") {
+        return StepquantCodec::make(shape, plan, group, fit);
+      }
+      // A pivot is charged 8 bits of the budget, so that at 8 bits it is spent in full.
+      LayerPlan other = *plan;
+      for (std::uint8_t& width : other.bits) {
+        if (bits == "uniform") width = static_cast<std::uint8_t>(config.arg[0] - '0');
+        if (width == kPivotBits) width = 8;
+      }
+      return StepquantCodec::make(shape, &other, group, fit);
     },
 };
 

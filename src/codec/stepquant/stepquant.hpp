@@ -34,11 +34,15 @@ extern const CodecInfo kStepquantInfo;
 ///           largest float; pivots saturate at +-65504.
 class StepquantCodec final : public LayerCodec {
  public:
+  enum class Fit : std::uint8_t {
+    kDual,  ///< the method: a scale from the row's mean and weight, column scales fitted
+    kRows,  ///< for comparison: absmax / Q a row alone; no column scales are stored
+  };
   /// `group`: columns that share a row scale in 2-bit rows of a scalar gate.
   /// `shape` has passed check_shape(). Errors: kMismatch (no plan, or one of another shape),
   /// kCorrupt (a width or weight that the codec has no meaning for, mixed rows with a scalar gate).
   static Result<std::unique_ptr<LayerCodec>> make(const LayerShape& shape, const LayerPlan* plan,
-                                                  int group);
+                                                  int group, Fit fit = Fit::kDual);
 
   const LayerShape& shape() const override { return shape_; }
   PayloadBytes payload() const override { return payload_; }
@@ -56,7 +60,7 @@ class StepquantCodec final : public LayerCodec {
   struct Dump {
     std::vector<int> z;    ///< [K][V] codes, 0 in pivot rows
     std::vector<float> r;  ///< [K][groups()] row scales without the norm n, 0 in pivot rows
-    std::vector<float> c;  ///< [V] column scales; empty when all rows are pivots
+    std::vector<float> c;  ///< [V] column scales, 1 without a fit; empty when all rows are pivots
   };
   Dump dump(int head, std::span<const std::uint8_t> page) const;
 
@@ -95,6 +99,9 @@ class StepquantCodec final : public LayerCodec {
   bool whole_tiles(int head) const;
   CodeTiles tiles(int head, const std::uint8_t* page, int begin, int n) const;
   bool encode_tiles(int head, RowSource& X, std::uint8_t* page, const Arrays& a) const;
+  void encode_by_rows(int head, const float* X, std::uint8_t* page, const Arrays& a) const;
+  void read_columns_of(const Head& head, const std::uint8_t* page, std::uint16_t* half,
+                       float* c) const;
 
   StepquantCodec() = default;
   const Row& row(int head, int i) const {
@@ -110,6 +117,7 @@ class StepquantCodec final : public LayerCodec {
   int n_full_tiles_ = 0;
   int last_tile_ = 0;  // columns of the shorter last tile, 0 when T divides V
   int group_ = 0;      // columns of a group
+  Fit fit_ = Fit::kDual;
   std::vector<Head> heads_;
   std::vector<Row> rows_;             // [HV][K]
   std::vector<float> scale_weights_;  // the row's weight for each row scale, head-major
