@@ -12,6 +12,7 @@
 #include "base/hash.hpp"
 #include "base/progress.hpp"
 #include "cli/command.hpp"
+#include "eval/html.hpp"
 #include "eval/report.hpp"
 #include "eval/results.hpp"
 #include "eval/table.hpp"
@@ -25,11 +26,13 @@ using Schemes = std::vector<std::shared_ptr<const CompiledScheme>>;
 
 constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 constexpr const char* kReference = "fp32";
+constexpr std::int64_t kLongContext = 16384, kCompareSamples = 24;  // of --compare
 constexpr std::size_t kShown = 80;  // characters of an answer on the terminal
 
 struct Options {
   ModelOptions model;
   std::vector<std::string> states = {kReference};
+  std::string compare;
   std::string data = "eval/data";
   std::vector<std::string> tasks;
   std::int64_t samples = 0;
@@ -41,6 +44,8 @@ struct Options {
   bool chunked = false;
   std::string out;
   std::string markdown;
+  std::string html;
+  std::string harness;
   std::string report;
   std::vector<std::string> inputs;
   std::string replies;
@@ -125,6 +130,7 @@ class Book {
     return path_.empty() ? Status() : save_results(path_, document_);
   }
   const Json& document() const { return document_; }
+  Json& document() { return document_; }
 
  private:
   std::string path_;
@@ -152,28 +158,83 @@ std::int64_t expected_tokens(const std::vector<TaskSample>& samples) {
   return n;
 }
 
+// Time left over all tasks and schemes, from the tokens that have been waited for so far.
+class Outlook {
+ public:
+  void expect(std::int64_t n_tokens) { n_left_ += n_tokens; }
+  void done(std::int64_t n_tokens, double seconds) {
+    n_left_ -= n_tokens;
+    n_done_ += n_tokens;
+    seconds_ += seconds;
+  }
+  std::string text() const {
+    if (n_done_ == 0) return "";
+    const double left = seconds_ * static_cast<double>(n_left_) / static_cast<double>(n_done_);
+    return fmt::format("(all tasks: {:.0f} min)", std::ceil(left / 60));
+  }
+
+ private:
+  std::int64_t n_left_ = 0, n_done_ = 0;
+  double seconds_ = 0;
+};
+
+// A task of a scheme that is still to do.
+struct Piece {
+  const Task* task;
+  std::vector<TaskSample> samples;
+  Json config;
+  std::int64_t n_tokens;  // expected
+};
+
+// All tasks of a scheme at once, so that the last long replies of one do not leave the batch empty.
 Status run_tasks(const Session& session, const Schemes& schemes, const Options& options,
                  Book& book) {
   SP_ASSIGN_OR_RETURN(const std::vector<Task> tasks, load_tasks(session, options));
-  for (const Task& task : tasks) {
-    const std::vector<TaskSample> samples = pick_evenly(task.samples, options.samples);
-    const Json config = task_config(task, std::ssize(samples), options.task);
-    for (const auto& scheme : schemes) {
-      const std::string name = scheme->scheme().name();
+  std::vector<std::vector<Piece>> left;  // [scheme]
+  Outlook outlook;
+  for (const auto& scheme : schemes) {
+    std::vector<Piece>& pieces = left.emplace_back();
+    for (const Task& task : tasks) {
+      std::vector<TaskSample> samples = pick_evenly(task.samples, options.samples);
+      const std::int64_t n_tokens = expected_tokens(samples);
+      Json config = task_config(task, std::ssize(samples), options.task);
       if (has_task(book.run(*scheme), task.name, config)) continue;
-      const Clock::time_point start = Clock::now();
-      std::vector<SampleOutcome> outcomes;
-      {
-        Progress progress(name + " " + task.name, expected_tokens(samples));
-        SP_ASSIGN_OR_RETURN(outcomes, run_task(*session.model, *session.threads, *session.tokenizer,
-                                               scheme, samples, options.task, &progress));
-      }
-      record_task(book.run(*scheme), task, config, outcomes, seconds_since(start));
-      SP_RETURN_IF_ERROR(book.save());
+      outlook.expect(n_tokens);
+      pieces.push_back({&task, std::move(samples), std::move(config), n_tokens});
+    }
+  }
+  for (std::size_t s = 0; s < schemes.size(); ++s) {
+    if (left[s].empty()) continue;
+    const CompiledScheme& scheme = *schemes[s];
+    const std::string name = scheme.scheme().name();
+    std::vector<TaskSample> samples;
+    std::int64_t n_tokens = 0;
+    for (const Piece& piece : left[s]) {
+      samples.insert(samples.end(), piece.samples.begin(), piece.samples.end());
+      n_tokens += piece.n_tokens;
+    }
+    const Clock::time_point start = Clock::now();
+    std::vector<SampleOutcome> all;
+    {
+      Progress progress(fmt::format("{} ({} of {})", name, s + 1, schemes.size()), n_tokens);
+      progress.note(outlook.text());
+      SP_ASSIGN_OR_RETURN(all, run_task(*session.model, *session.threads, *session.tokenizer,
+                                        schemes[s], samples, options.task, &progress));
+    }
+    const double seconds = seconds_since(start);
+    outlook.done(n_tokens, seconds);
+    auto outcome = all.begin();
+    for (const Piece& piece : left[s]) {
+      const std::vector<SampleOutcome> outcomes(outcome, outcome + std::ssize(piece.samples));
+      outcome += std::ssize(piece.samples);
+      record_task(book.run(scheme), *piece.task, piece.config, outcomes,
+                  seconds * static_cast<double>(piece.n_tokens) /
+                      static_cast<double>(std::max<std::int64_t>(n_tokens, 1)));
       if (!options.replies.empty()) {
-        SP_RETURN_IF_ERROR(append_replies(options.replies, name, task.name, outcomes));
+        SP_RETURN_IF_ERROR(append_replies(options.replies, name, piece.task->name, outcomes));
       }
     }
+    SP_RETURN_IF_ERROR(book.save());
   }
   return {};
 }
@@ -269,10 +330,25 @@ Status run_forced(const Session& session, const Schemes& schemes, const Text& te
   }
 }
 
+// What the heads are like on the start of the first text, once a document.
+Status look_at_heads(const Session& session, const Text& text, Book& book) {
+  constexpr std::int64_t kTokens = 4096, kInterval = 64;
+  const std::int64_t n = std::min(kTokens, std::ssize(text.tokens));
+  if (book.document().contains("heads") || n < kInterval) return {};
+  const std::vector<std::vector<std::int32_t>> segments = {
+      {text.tokens.begin(), text.tokens.begin() + n}};
+  SP_ASSIGN_OR_RETURN(const auto heads,
+                      measure_heads(session.model->config().recurrent_shapes(), segments, kInterval,
+                                    prefill_from_zero(*session.model)));
+  record_heads(book.document(), text.name, n, heads);
+  return {};
+}
+
 Status run_texts(const Session& session, const Schemes& schemes, const Options& options,
                  Book& book) {
   for (const std::string& path : options.texts) {
     SP_ASSIGN_OR_RETURN(const Text text, load_text(session, path));
+    SP_RETURN_IF_ERROR(look_at_heads(session, text, book));
     for (const std::int64_t context : options.contexts) {
       if (!options.chunked) {
         SP_RETURN_IF_ERROR(run_forced(session, schemes, text, context, options, book));
@@ -483,7 +559,10 @@ Result<int> report(const Options& options) {
     documents.push_back(std::move(document));
   }
   SP_ASSIGN_OR_RETURN(const std::vector<Json> models, merge_by_model(documents));
-  SP_RETURN_IF_ERROR(write_file(options.report, markdown_report(models, command_line(options))));
+  const bool html = std::filesystem::path(options.report).extension() == ".html";
+  SP_RETURN_IF_ERROR(
+      write_file(options.report, html ? html_report(models, command_line(options))
+                                      : markdown_report(models, command_line(options))));
   int exit_code = kExitOk;
   Json summaries = Json::array();
   for (const Json& model : models) {
@@ -498,7 +577,68 @@ Result<int> report(const Options& options) {
   return exit_code;
 }
 
-Result<int> evaluate(const Options& options) {
+// The schemes of a list, one a line; "#" starts a comment.
+Result<std::vector<std::string>> read_list(const std::string& path) {
+  constexpr std::size_t kMaxBytes = 1 << 20;
+  SP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
+  std::vector<std::string> names;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    line = line.substr(0, line.find('#'));
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    line.erase(0, line.find_first_not_of(" \t\r"));
+    if (!line.empty()) names.push_back(line);
+  }
+  if (names.empty()) return Status(Code::kInvalidArgument, path + ": names no scheme");
+  return names;
+}
+
+// The schemes to evaluate, each once. Of a list, those that lack a plan are left out with a word;
+// one that the user named must have it.
+Result<Schemes> compile_schemes(const Session& session, const Options& options) {
+  Schemes schemes;
+  const auto add = [&](std::shared_ptr<const CompiledScheme> scheme) {
+    const auto same = [&](const auto& s) { return s->scheme() == scheme->scheme(); };
+    if (std::none_of(schemes.begin(), schemes.end(), same)) schemes.push_back(std::move(scheme));
+  };
+  for (const std::string& name : options.states) {
+    SP_ASSIGN_OR_RETURN(auto scheme, session.compile(name));
+    add(std::move(scheme));
+  }
+  if (options.compare.empty()) return schemes;
+  SP_ASSIGN_OR_RETURN(const std::vector<std::string> names, read_list(options.compare));
+  for (const std::string& name : names) {
+    SP_ASSIGN_OR_RETURN(const Scheme parsed, Scheme::parse(name));
+    auto scheme = session.compile(name);
+    if (!scheme.ok() && !parsed.needs_plan()) return scheme.status();
+    if (!scheme.ok()) {
+      std::fprintf(stderr, "statepack: left out %s: %s\n", name.c_str(),
+                   scheme.status().message().c_str());
+      continue;
+    }
+    add(std::move(scheme).value());
+  }
+  return schemes;
+}
+
+// One file a scheme, named after it.
+Status write_harness(const std::string& folder, const Json& document) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  for (const auto& [name, run] : document["runs"].items()) {
+    std::string file = name;
+    std::replace_if(
+        file.begin(), file.end(), [](char c) { return c == ':' || c == '/' || c == ','; }, '_');
+    SP_RETURN_IF_ERROR(
+        write_file((std::filesystem::path(folder) / ("results_" + file + ".json")).string(),
+                   harness_results(document, name).dump(2) + "\n"));
+  }
+  return {};
+}
+
+Result<int> evaluate(Options options) {
   if (!options.report.empty()) return report(options);
   if (!options.inputs.empty()) {
     return Status(
@@ -506,17 +646,20 @@ Result<int> evaluate(const Options& options) {
         fmt::format("'{}' is not an option; results files go with --report", options.inputs[0]));
   }
   if (options.model.model.empty()) return Status(Code::kInvalidArgument, "--model is required");
+  if (!options.compare.empty() && options.tasks.empty() && options.texts.empty()) {
+    options.tasks = {"all"};
+    options.texts = {
+        (std::filesystem::path(options.data) / "wikitext2" / "wikitext2.test.txt").string()};
+    options.contexts = {kLongContext};
+    if (options.samples == 0) options.samples = kCompareSamples;
+    if (options.windows == 0) options.windows = 1;
+  }
   if (options.tasks.empty() && options.texts.empty() && options.ids.empty()) {
     return Status(Code::kInvalidArgument,
                   "nothing to evaluate; name --tasks (\"all\"), --text or --ids");
   }
   SP_ASSIGN_OR_RETURN(const Session session, open_session(options.model));
-  Schemes schemes;
-  for (const std::string& name : options.states) {
-    SP_ASSIGN_OR_RETURN(auto scheme, session.compile(name));
-    const auto same = [&](const auto& s) { return s->scheme() == scheme->scheme(); };
-    if (std::none_of(schemes.begin(), schemes.end(), same)) schemes.push_back(std::move(scheme));
-  }
+  SP_ASSIGN_OR_RETURN(const Schemes schemes, compile_schemes(session, options));
   if (!options.ids.empty()) return side_by_side(session, schemes, options);
 
   SP_ASSIGN_OR_RETURN(Book book, Book::open(options, session));
@@ -526,6 +669,14 @@ Result<int> evaluate(const Options& options) {
     SP_RETURN_IF_ERROR(write_file(
         options.markdown,
         markdown_report({&book.document(), 1}, "statepack eval --model " + session.name + " ...")));
+  }
+  if (!options.html.empty()) {
+    SP_RETURN_IF_ERROR(write_file(
+        options.html,
+        html_report({&book.document(), 1}, "statepack eval --model " + session.name + " ...")));
+  }
+  if (!options.harness.empty()) {
+    SP_RETURN_IF_ERROR(write_harness(options.harness, book.document()));
   }
   if (options.model.json) {
     print_json(summary(book.document()));
@@ -547,6 +698,10 @@ void add_eval(CLI::App& app, Command* command) {
   sub->add_option("--state", o->states, "Schemes: " + scheme_help())
       ->capture_default_str()
       ->type_name("SCHEME");
+  sub->add_option("--compare", o->compare,
+                  "Compare the schemes of this list (one a line), by default on all tasks with 24 "
+                  "samples each and one window of 16,384 tokens")
+      ->type_name("FILE");
   sub->add_option("--data", o->data, "Folder of task files")
       ->capture_default_str()
       ->type_name("DIR");
@@ -579,7 +734,13 @@ void add_eval(CLI::App& app, Command* command) {
   sub->add_option("--replies", o->replies, "Append every reply to this JSONL file")
       ->type_name("FILE");
   sub->add_option("--markdown", o->markdown, "Write the report of this run")->type_name("FILE");
-  sub->add_option("--report", o->report, "Write the report of results files, and run nothing")
+  sub->add_option("--html", o->html, "Write the report of this run as one HTML page with figures")
+      ->type_name("FILE");
+  sub->add_option("--harness", o->harness,
+                  "Write a results file for each scheme as lm-evaluation-harness does")
+      ->type_name("DIR");
+  sub->add_option("--report", o->report,
+                  "Write the report of results files (.html: with figures), and run nothing")
       ->type_name("FILE");
   sub->add_option("results", o->inputs, "Results files, for --report");
   sub->add_option("--ids", o->ids, "Answer these samples side by side")->delimiter(',');
@@ -596,6 +757,8 @@ void add_eval(CLI::App& app, Command* command) {
       "--samples 60 -o results/tasks.json\n"
       "  statepack eval -m models/statepack-gdn --state fp32 stepquant:6 --text "
       "eval/data/wikitext2/wikitext2.test.txt --context 4096 -o results/text.json\n"
+      "  statepack eval -m models/statepack-gdn --compare eval/schemes/rivals.txt "
+      "-o results/rivals.json --html results/rivals.html\n"
       "  statepack eval --report docs/accuracy.md results/tasks.json results/text.json");
   sub->callback([o, command] { *command = [o] { return evaluate(*o); }; });
 }

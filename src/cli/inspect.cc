@@ -5,10 +5,14 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <numeric>
+#include <optional>
 
 #include "base/file.hpp"
 #include "base/safetensors.hpp"
+#include "calibrate/head_statistics.hpp"
 #include "cli/command.hpp"
+#include "delta/step.hpp"
 #include "eval/table.hpp"
 #include "pool/pool.hpp"
 #include "runtime/sizing.hpp"
@@ -18,8 +22,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
+constexpr std::int64_t kStateInterval = 64;  // tokens between two states that are looked at
+
 struct Options {
   std::string path;
+  std::string text;
+  std::int64_t n_tokens = 4096;
+  std::string plan;
   bool json = false;
 };
 
@@ -82,6 +92,48 @@ std::string join_numbers(const std::vector<double>& values, std::string_view for
   return text;
 }
 
+// What the heads are like on a text.
+Result<std::vector<std::vector<HeadStatistics>>> heads_on_text(const Options& options) {
+  ModelOptions model;
+  model.model = options.path;
+  SP_ASSIGN_OR_RETURN(const Session session, open_session(model));
+  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(options.text, kMaxTextBytes));
+  SP_RETURN_IF_ERROR(check_text(options.text, content));
+  std::vector<std::vector<std::int32_t>> segments = {session.tokenizer->encode(content, false)};
+  if (std::ssize(segments[0]) > options.n_tokens) {
+    segments[0].resize(static_cast<std::size_t>(options.n_tokens));
+  }
+  auto heads = measure_heads(session.model->config().recurrent_shapes(), segments, kStateInterval,
+                             prefill_from_zero(*session.model));
+  if (!heads.ok()) {
+    return Status(heads.status().code(), options.text + ": " + heads.status().message());
+  }
+  return heads;
+}
+
+Json head_json(const HeadStatistics& h) {
+  return {{"half_life", h.half_life},         {"half_life_min", h.half_life_min},
+          {"half_life_max", h.half_life_max}, {"lifetime", h.lifetime},
+          {"omega_p90_p10", h.omega_spread},  {"row_peak", h.row_peak},
+          {"column_peak", h.column_peak},     {"rms", h.rms}};
+}
+
+std::string head_table(const std::vector<std::vector<HeadStatistics>>& heads) {
+  Table table({"layer", "head", "half-life", "least", "most", "error lifetime", "omega P90/P10",
+               "row max/median", "column max/median", "RMS"});
+  for (std::size_t l = 0; l < heads.size(); ++l) {
+    for (std::size_t h = 0; h < heads[l].size(); ++h) {
+      const HeadStatistics& s = heads[l][h];
+      table.add({fmt::format("{}", l), fmt::format("{}", h), fmt::format("{:.4g}", s.half_life),
+                 fmt::format("{:.4g}", s.half_life_min), fmt::format("{:.4g}", s.half_life_max),
+                 fmt::format("{:.4g}", s.lifetime), fmt::format("{:.3g}", s.omega_spread),
+                 fmt::format("{:.3g}", s.row_peak), fmt::format("{:.3g}", s.column_peak),
+                 fmt::format("{:.3g}", s.rms)});
+    }
+  }
+  return table.text();
+}
+
 Result<int> inspect_model(const Options& options) {
   SP_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::load(options.path));
   SP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
@@ -104,6 +156,10 @@ Result<int> inspect_model(const Options& options) {
     half_lives[std::atoll(name.c_str() + at + 7)] = resting_half_lives(a, b);
   }
   const std::int64_t state = geometry("", config, 0).state_bytes_f32();
+  std::vector<std::vector<HeadStatistics>> heads;
+  if (!options.text.empty()) {
+    SP_ASSIGN_OR_RETURN(heads, heads_on_text(options));
+  }
   if (options.json) {
     Json layers = Json::array();
     for (std::size_t i = 0; i < config.layers.size(); ++i) {
@@ -111,6 +167,12 @@ Result<int> inspect_model(const Options& options) {
       const auto lives = half_lives.find(static_cast<std::int64_t>(i));
       if (lives != half_lives.end()) layer["resting_half_life"] = lives->second;
       layers.push_back(std::move(layer));
+    }
+    Json by_layer = Json::array();
+    for (const auto& layer : heads) {
+      Json list = Json::array();
+      for (const HeadStatistics& h : layer) list.push_back(head_json(h));
+      by_layer.push_back(std::move(list));
     }
     print_json({{"kind", "model"},
                 {"model_type", config.model_type},
@@ -127,7 +189,8 @@ Result<int> inspect_model(const Options& options) {
                 {"conv_bytes", config.conv_floats() * 4},
                 {"kv_bytes_per_token", config.kv_bytes_per_token()},
                 {"eos_tokens", config.eos_tokens},
-                {"layers", layers}});
+                {"layers", layers},
+                {"heads_on_text", by_layer}});
     return kExitOk;
   }
   std::string types;
@@ -151,8 +214,19 @@ Result<int> inspect_model(const Options& options) {
     }
     print(line + "\n");
   }
+  if (!heads.empty()) {
+    print(fmt::format("\non {} (tokens; with a gate a key channel the median over rows):\n\n{}",
+                      options.text, head_table(heads)));
+  }
   return kExitOk;
 }
+
+// Of one head of a snapshot.
+struct StateValues {
+  double rms = 0;
+  float largest = 0;
+  double row_peak = 0, column_peak = 0;
+};
 
 // Of the K rows of one head.
 struct HeadSummary {
@@ -181,6 +255,32 @@ HeadSummary summarise(const LayerShape& shape, const LayerPlan& layer, int head)
   }
   h.high = !layer.high.empty() && layer.high[static_cast<std::size_t>(head)] != 0;
   return h;
+}
+
+/// Rows of a plan by their width, and what they cost.
+struct Spending {
+  std::int64_t n_rows = 0;
+  std::int64_t bits = 0;  ///< of codes
+};
+
+std::map<int, Spending> spending(const Plan& plan) {
+  std::map<int, Spending> by_width;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l) {
+    for (const std::uint8_t width : plan.layers[l].bits) {
+      ++by_width[width].n_rows;
+      by_width[width].bits += std::int64_t{width} * plan.shapes[l].V;
+    }
+  }
+  return by_width;
+}
+
+Json parts_json(const PayloadBytes& parts) {
+  return {{"codes", parts.codes},
+          {"scales", parts.scales},
+          {"zero_points", parts.zero_points},
+          {"half_precision", parts.pivots},
+          {"compensators", parts.compensators},
+          {"padding", parts.padding}};
 }
 
 Result<int> inspect_plan(const Options& options) {
@@ -215,7 +315,14 @@ Result<int> inspect_plan(const Options& options) {
   SP_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(plan.scheme));
   SP_ASSIGN_OR_RETURN(const auto compiled, CompiledScheme::make(scheme, plan.shapes, &plan, ""));
   const SchemeBits bits = compiled->bits();
+  const std::map<int, Spending> by_width = spending(plan);
+  std::int64_t n_rows = 0, n_bits = 0;
+  for (const auto& [width, s] : by_width) n_rows += s.n_rows, n_bits += s.bits;
   if (options.json) {
+    Json widths = Json::object();
+    for (const auto& [width, s] : by_width) {
+      widths[std::to_string(width)] = {{"rows", s.n_rows}, {"code_bits", s.bits}};
+    }
     print_json({{"kind", "plan"},
                 {"provides", plan.kind},
                 {"scheme", plan.scheme},
@@ -223,6 +330,8 @@ Result<int> inspect_plan(const Options& options) {
                 {"model_fingerprint", plan.model_fingerprint},
                 {"payload_bits", bits.payload},
                 {"page_bytes", bits.page_bytes},
+                {"page_parts", parts_json(bits.parts)},
+                {"rows_by_bits", widths},
                 {"settings", plan.settings},
                 {"layers", layers}});
     return kExitOk;
@@ -233,8 +342,72 @@ Result<int> inspect_plan(const Options& options) {
                   plan.kind, plan.scheme, plan.fingerprint(), plan.model_fingerprint,
                   bytes_text(bits.page_bytes), bits.payload));
   for (const auto& [key, value] : plan.settings) print(fmt::format("{:<12} {}\n", key, value));
+  Table parts({"of a page", "bytes", "bits a value"});
+  const Json of_page = parts_json(bits.parts);
+  for (const auto& [part, n_bytes] : of_page.items()) {
+    const double n = n_bytes.get<double>();
+    if (n > 0) {
+      parts.add({part, fmt::format("{:.0f}", n),
+                 fmt::format("{:.4f}", 8 * n / static_cast<double>(bits.n_values))});
+    }
+  }
+  print("\n" + parts.text());
+  if (!by_width.empty()) {
+    Table widths({"width", "rows", "of rows %", "of code bits %"});
+    for (const auto& [width, s] : by_width) {
+      widths.add({fmt::format("{} bits", width), fmt::format("{}", s.n_rows),
+                  fmt::format("{:.1f}",
+                              100.0 * static_cast<double>(s.n_rows) / static_cast<double>(n_rows)),
+                  fmt::format("{:.1f}",
+                              100.0 * static_cast<double>(s.bits) / static_cast<double>(n_bits))});
+    }
+    print("\n" + widths.text());
+  }
   print("\n" + table.text());
   return kExitOk;
+}
+
+// The values of a snapshot's state, head by head; nothing where that takes a plan that is not
+// named.
+Result<std::vector<std::vector<StateValues>>> values_of(const Options& options,
+                                                        const SnapshotInfo& info,
+                                                        std::span<const std::byte> bytes) {
+  SP_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(info.scheme));
+  std::vector<std::vector<StateValues>> layers;
+  if (scheme.needs_plan() && options.plan.empty()) return layers;
+  std::optional<Plan> plan;
+  if (!options.plan.empty()) {
+    SP_ASSIGN_OR_RETURN(plan, Plan::load(options.plan));
+  }
+  SP_ASSIGN_OR_RETURN(auto compiled,
+                      CompiledScheme::make(scheme, info.shapes, plan.has_value() ? &*plan : nullptr,
+                                           info.model_fingerprint));
+  PoolConfig config;
+  config.n_slots = 1;
+  config.conv_floats = info.conv_bytes / 4;
+  SP_ASSIGN_OR_RETURN(const auto pool, StatePool::create(std::move(compiled), config));
+  SP_ASSIGN_OR_RETURN(const std::int64_t slot, pool->alloc());
+  SP_RETURN_IF_ERROR(pool->restore(slot, bytes));
+  ThreadPool threads(1);
+  for (std::size_t l = 0; l < info.shapes.size(); ++l) {
+    const LayerShape& shape = info.shapes[l];
+    std::vector<float> S(static_cast<std::size_t>(shape.n_values()));
+    SP_RETURN_IF_ERROR(restore_dense(pool->layer(static_cast<int>(l)), slot, S.data(), threads));
+    auto& heads = layers.emplace_back();
+    const std::int64_t n = std::int64_t{shape.K} * shape.V;
+    for (int h = 0; h < shape.n_value_heads; ++h) {
+      std::vector<double> rows(static_cast<std::size_t>(shape.K));
+      std::vector<double> columns(static_cast<std::size_t>(shape.V));
+      const float* const X = S.data() + h * n;
+      add_powers(X, shape, rows, columns);
+      StateValues& v = heads.emplace_back();
+      for (std::int64_t i = 0; i < n; ++i) v.largest = std::max(v.largest, std::fabs(X[i]));
+      v.rms = std::sqrt(std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(n));
+      v.row_peak = peak_to_median(rows);
+      v.column_peak = peak_to_median(columns);
+    }
+  }
+  return layers;
 }
 
 Result<int> inspect_snapshot(const Options& options, std::span<const std::byte> bytes) {
@@ -242,7 +415,22 @@ Result<int> inspect_snapshot(const Options& options, std::span<const std::byte> 
   if (!info.ok()) {
     return Status(info.status().code(), options.path + ": " + info.status().message());
   }
+  auto values = values_of(options, *info, bytes);
+  if (!values.ok()) {
+    return Status(values.status().code(), options.path + ": " + values.status().message());
+  }
   if (options.json) {
+    Json layers = Json::array();
+    for (const auto& layer : *values) {
+      Json heads = Json::array();
+      for (const StateValues& v : layer) {
+        heads.push_back({{"rms", v.rms},
+                         {"largest", v.largest},
+                         {"row_peak", v.row_peak},
+                         {"column_peak", v.column_peak}});
+      }
+      layers.push_back(std::move(heads));
+    }
     Json shapes = Json::array();
     for (const LayerShape& s : info->shapes) shapes.push_back(shape_json(s));
     print_json({{"kind", "snapshot"},
@@ -254,7 +442,8 @@ Result<int> inspect_snapshot(const Options& options, std::span<const std::byte> 
                 {"cursor_bytes", info->cursor_bytes},
                 {"window_bytes", info->window_bytes},
                 {"conv_bytes", info->conv_bytes},
-                {"layers", shapes}});
+                {"layers", shapes},
+                {"values", layers}});
     return kExitOk;
   }
   print(fmt::format(
@@ -265,6 +454,20 @@ Result<int> inspect_snapshot(const Options& options, std::span<const std::byte> 
       bytes_text(info->page_bytes), bytes_text(info->window_bytes), bytes_text(info->cursor_bytes),
       bytes_text(info->conv_bytes), info->shapes.size(),
       info->shapes.empty() ? "" : ", the first: " + shape_text(info->shapes[0])));
+  if (values->empty()) {
+    print("\nits values take the plan that it was packed with; name it with --plan\n");
+    return kExitOk;
+  }
+  Table table({"layer", "head", "RMS", "largest", "row max/median", "column max/median"});
+  for (std::size_t l = 0; l < values->size(); ++l) {
+    for (std::size_t h = 0; h < (*values)[l].size(); ++h) {
+      const StateValues& v = (*values)[l][h];
+      table.add({fmt::format("{}", l), fmt::format("{}", h), fmt::format("{:.3g}", v.rms),
+                 fmt::format("{:.3g}", v.largest), fmt::format("{:.3g}", v.row_peak),
+                 fmt::format("{:.3g}", v.column_peak)});
+    }
+  }
+  print("\n" + table.text());
   return kExitOk;
 }
 
@@ -282,10 +485,20 @@ void add_inspect(CLI::App& app, Command* command) {
       "inspect", "What is in a model folder, a plan (.safetensors) or a snapshot");
   const auto o = std::make_shared<Options>();
   sub->add_option("path", o->path, "Model folder, plan or snapshot file")->required();
+  sub->add_option("--text", o->text,
+                  "Read this text with the model: half-life, read impact and outliers by head")
+      ->type_name("FILE");
+  sub->add_option("--tokens", o->n_tokens, "Tokens of the text to read, from its start")
+      ->check(CLI::Range(kStateInterval, std::int64_t{1} << 24))
+      ->capture_default_str();
+  sub->add_option("--plan", o->plan, "The plan of a snapshot whose scheme needs one")
+      ->type_name("FILE");
   add_json_option(*sub, &o->json);
   sub->footer(
       "Examples:\n"
       "  statepack inspect models/statepack-gdn\n"
+      "  statepack inspect models/statepack-gdn --text "
+      "eval/data/wikitext2/wikitext2.valid.txt\n"
       "  statepack inspect models/statepack-gdn/plans/stepquant-6.safetensors --json");
   sub->callback([o, command] { *command = [o] { return inspect(*o); }; });
 }

@@ -66,11 +66,19 @@ double distance_squared(std::span<const float> x, std::span<const float> y) {
   return sum;
 }
 
-// Compares the states of window `w` of two lanes, layer by layer.
+void add_by_head(std::int64_t n, const std::vector<double>& by_head, StateDrift* drift) {
+  if (n == 0) return;
+  drift->by_head.resize(by_head.size());
+  for (std::size_t h = 0; h < by_head.size(); ++h) drift->by_head[h] += by_head[h];
+  drift->n_by_head += n;
+}
+
+// Compares the states of window `w` of two lanes, layer by layer and head by head.
 Status add_drift(const Lane& reference, const Lane& lane, std::size_t w, ThreadPool& threads,
                  StateDrift* drift) {
   std::vector<float> a;
   std::vector<float> b;
+  std::vector<double> by_head;
   const int n_layers = static_cast<int>(lane.pool->scheme().layers().size());
   for (int l = 0; l < n_layers; ++l) {
     const auto n = static_cast<std::size_t>(
@@ -83,7 +91,16 @@ Status add_drift(const Lane& reference, const Lane& lane, std::size_t w, ThreadP
     const double norm = norm_squared(a);
     if (norm > 0) drift->relative_error += std::sqrt(distance_squared(a, b) / norm);
     ++drift->n;
+    const LayerShape& shape = lane.pool->scheme().layers()[static_cast<std::size_t>(l)].shape;
+    const auto n_head = static_cast<std::size_t>(shape.K) * static_cast<std::size_t>(shape.V);
+    for (std::size_t at = 0; at < n; at += n_head) {
+      const std::span<const float> x = std::span(a).subspan(at, n_head);
+      const double of_head = norm_squared(x);
+      const double error = distance_squared(x, std::span(b).subspan(at, n_head));
+      by_head.push_back(of_head > 0 ? std::sqrt(error / of_head) : 0);
+    }
   }
+  add_by_head(1, by_head, drift);
   return {};
 }
 
@@ -135,7 +152,8 @@ ForcedResult empty_forced_result(std::int64_t context) {
     if (begin == 2 * octave) octave = begin;
     end = begin + octave / 4;
   }
-  for (std::int64_t p = 4 * kFirstBucket; p <= context; p *= 4) result.drift.push_back({p, 0, 0});
+  for (std::int64_t p = 4 * kFirstBucket; p <= context; p *= 4)
+    result.drift.push_back({p, 0, 0, 0, {}});
   return result;
 }
 
@@ -154,10 +172,12 @@ Status forced_decode(Model& model, ThreadPool& threads,
     SP_ASSIGN_OR_RETURN(Lane lane, make_lane(model, scheme, n_windows));
     lanes.push_back(std::move(lane));
   }
+  std::vector<DecodeGroup> groups;
+  for (Lane& lane : lanes) groups.push_back({lane.pool.get(), lane.rows});
   std::vector<ForcedResult> sums(schemes.size(), empty_forced_result(options.context));
-  std::vector<float> reference_logits(n_rows * static_cast<std::size_t>(stride));
+  const std::size_t lane_floats = n_rows * static_cast<std::size_t>(stride);
+  std::vector<float> logits(schemes.size() * lane_floats);  // [lane][window][vocab]
   std::vector<float> weights(n_rows * n_vocab);
-  std::vector<float> logits(n_rows * static_cast<std::size_t>(stride));
   std::vector<float> exps(static_cast<std::size_t>(threads.n_threads()) * n_vocab);
   std::vector<ReferenceRow> reference(n_rows);
   std::vector<RowScore> scores(n_rows);
@@ -166,21 +186,25 @@ Status forced_decode(Model& model, ThreadPool& threads,
   for (std::int64_t t = 0; t + 1 < options.context; ++t) {
     if (interrupted()) return {Code::kInterrupted, "stopped on request during the forced decode"};
     while (t >= sums[0].buckets[bucket].end) ++bucket;
-    for (std::size_t s = 0; s < lanes.size(); ++s) {
-      Lane& lane = lanes[s];
+    for (Lane& lane : lanes) {
       for (std::size_t w = 0; w < n_rows; ++w) {
         const std::int64_t window = first_window + static_cast<std::int64_t>(w);
         lane.rows[w].token = tokens[static_cast<std::size_t>(window * options.context + t)];
         lane.rows[w].position = t;
       }
-      float* lane_logits = s == 0 ? reference_logits.data() : logits.data();
-      SP_RETURN_IF_ERROR(model.decode(*lane.pool, lane.rows, lane_logits));
+    }
+    // All lanes at once: the weights are read once a token, whatever the number of schemes.
+    SP_RETURN_IF_ERROR(model.decode_groups(groups, logits.data()));
+    const float* const reference_logits = logits.data();
+    for (std::size_t s = 0; s < lanes.size(); ++s) {
+      Lane& lane = lanes[s];
+      const float* const lane_logits = logits.data() + s * lane_floats;
       threads.parallel_for(n_windows, [&](std::int64_t i, int worker) {
         const auto w = static_cast<std::size_t>(i);
         const std::int64_t window = first_window + i;
         const auto target = static_cast<std::size_t>(
             tokens[static_cast<std::size_t>(window * options.context + t + 1)]);
-        const std::span<const float> x(reference_logits.data() + i * stride, n_vocab);
+        const std::span<const float> x(reference_logits + i * stride, n_vocab);
         const std::span<const float> y(lane_logits + i * stride, n_vocab);
         const std::span<float> p(weights.data() + w * n_vocab, n_vocab);
         RowScore& score = scores[w];
@@ -257,6 +281,7 @@ Status forced_decode(Model& model, ThreadPool& threads,
     for (std::size_t i = 0; i < out.drift.size(); ++i) {
       out.drift[i].n += sums[s].drift[i].n;
       out.drift[i].relative_error += sums[s].drift[i].relative_error;
+      add_by_head(sums[s].drift[i].n_by_head, sums[s].drift[i].by_head, &out.drift[i]);
     }
   }
   return {};

@@ -33,6 +33,8 @@ struct StateDrift {
   std::int64_t position = 0;
   std::int64_t n = 0;
   double relative_error = 0;
+  std::int64_t n_by_head = 0;  ///< windows in by_head; fewer than windows in results of older files
+  std::vector<double> by_head;  ///< [layer][head], one behind the other: the same sum head by head
 };
 
 struct ForcedResult {

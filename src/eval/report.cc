@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "eval/table.hpp"
+#include "eval/report_tables.hpp"
 
 namespace statepack {
 namespace {
@@ -27,7 +27,8 @@ std::string number(const Json* json, const char* key, std::string_view format, d
   return fmt::format(fmt::runtime(format), found->get<double>() * scale);
 }
 
-// The schemes, fp32 first, and the names of the pieces of one kind: those with `metric`.
+}  // namespace
+
 std::vector<std::string> scheme_names(const Json& document) {
   std::vector<std::string> names;
   for (const auto& [name, run] : document["runs"].items()) names.push_back(name);
@@ -46,6 +47,8 @@ std::vector<std::string> pieces_with(const Json& document, const char* metric) {
   }
   return names;
 }
+
+namespace {
 
 // A mean over the bucket that ends at `mark` tokens, i.e. over [7/8 mark, mark): of `piece`, or
 // when it is empty of the forced piece with most positions there; a dash when no window was that
@@ -82,6 +85,8 @@ std::string mark_name(std::int64_t mark) {
   return mark >= 1024 ? fmt::format("{}k", mark / 1024) : fmt::format("{}", mark);
 }
 
+}  // namespace
+
 Table overview(const Json& document) {
   const std::vector<std::string> tasks = pieces_with(document, "exact_match,none");
   const std::vector<std::string> texts = pieces_with(document, "perplexity,none");
@@ -111,6 +116,8 @@ Table overview(const Json& document) {
   return table;
 }
 
+namespace {
+
 // Buckets of a task in the order of its first run.
 std::vector<std::string> bucket_names(const Json& document, const std::string& task) {
   for (const Json& run : document["runs"]) {
@@ -132,7 +139,9 @@ std::string bucket_share(const Json* result, const std::string& bucket) {
   return fmt::format("{:.0f}", 100 * found->value("right", 0.0) / n);
 }
 
-std::string task_section(const Json& document, const std::string& task, std::string_view heading) {
+}  // namespace
+
+Table task_table(const Json& document, const std::string& task) {
   const std::vector<std::string> buckets = bucket_names(document, task);
   std::vector<std::string> header = {"scheme", "n", "right %", "95 % interval"};
   for (const auto& bucket : buckets) header.push_back(bucket + " %");
@@ -160,24 +169,27 @@ std::string task_section(const Json& document, const std::string& task, std::str
     row.push_back(number(result, "p_value,none", "{:.2g}"));
     table.add(row);
   }
-  return fmt::format("{} {}\n\n{}\n", heading, task, table.markdown());
+  return table;
 }
 
-std::string forced_section(const Json& document, const std::string& piece,
-                           std::string_view heading) {
-  std::vector<std::int64_t> marks;
-  std::vector<std::int64_t> drifts;
-  std::int64_t n_windows = 0;
-  std::int64_t context = 0;
+ForcedShape forced_shape(const Json& document, const std::string& piece) {
+  ForcedShape shape;
   for (const Json& run : document["runs"]) {
     const auto forced = run.find("forced");
     if (forced == run.end() || !forced->contains(piece)) continue;
     const Json& sums = (*forced)[piece];
-    n_windows = std::max(n_windows, sums.value("n_windows", std::int64_t{0}));
+    shape.n_windows = std::max(shape.n_windows, sums.value("n_windows", std::int64_t{0}));
     if (run["configs"].contains(piece)) {
-      context = run["configs"][piece].value("context", std::int64_t{0});
+      shape.context = run["configs"][piece].value("context", std::int64_t{0});
     }
   }
+  return shape;
+}
+
+Table forced_table(const Json& document, const std::string& piece) {
+  std::vector<std::int64_t> marks;
+  std::vector<std::int64_t> drifts;
+  const std::int64_t context = forced_shape(document, piece).context;
   for (const std::int64_t mark : kMarks) {
     if (mark <= context) marks.push_back(mark);
     if (mark <= context && mark >= 256) drifts.push_back(mark);
@@ -186,6 +198,7 @@ std::string forced_section(const Json& document, const std::string& piece,
                                      "top-1 %", "KL",  "KL max"};
   for (const auto mark : marks) header.push_back("KL " + mark_name(mark));
   for (const auto mark : marks) header.push_back("top-1 " + mark_name(mark));
+  for (const auto mark : marks) header.push_back("excess " + mark_name(mark));
   for (const auto mark : drifts) header.push_back("state error " + mark_name(mark));
   Table table(header);
   for (const std::string& name : scheme_names(document)) {
@@ -208,6 +221,13 @@ std::string forced_section(const Json& document, const std::string& piece,
       const double n = b == nullptr ? 1 : static_cast<double>(b->value("n", std::int64_t{1}));
       row.push_back(number(b, "n_agree", "{:.2f}", 100 / n));
     }
+    for (const auto mark : marks) {
+      const Json* b = bucket_before(run, mark, piece);
+      row.push_back(b == nullptr ? std::string(kDash)
+                                 : fmt::format("{:.4f}", (b->value("nll", 0.0) -
+                                                          b->value("reference_nll", 0.0)) /
+                                                             b->value("n", 1.0)));
+    }
     for (const auto mark : drifts) {
       std::string cell(kDash);
       const auto drift = (*forced)[piece].find("drift");
@@ -222,40 +242,45 @@ std::string forced_section(const Json& document, const std::string& piece,
     }
     table.add(row);
   }
-  return fmt::format("{} {}\n\n{} windows of {} tokens, each from a zero state.\n\n{}\n", heading,
-                     piece, n_windows, context, table.markdown());
+  return table;
 }
 
-}  // namespace
+std::vector<std::string> legend() {
+  return {
+      "payload bits: bits per state value of a packed state, scales and padding included; resident "
+      "bits: with the open window and its cursors. Counted from the bytes that are allocated.",
+      "tasks: share of greedy replies whose answer line is exactly right. Intervals are Wilson's; "
+      "p "
+      "is the exact McNemar test against fp32 on the same samples.",
+      "KL: KL(fp32 || scheme) in nats when both read the same text token by token through their "
+      "states; \"KL 1k\" is the mean over the last eighth before 1,024 tokens, [896, 1024), and so "
+      "are the top-1 agreement in % and the excess nats there.",
+      "ppl: perplexity of the same reading, every window from a zero state.",
+      "state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.",
+  };
+}
 
 std::string overview_table(const Json& document) { return overview(document).text(); }
 
 std::string markdown_report(std::span<const Json> documents, const std::string& command) {
   const bool one = documents.size() == 1;
-  std::string out = fmt::format(
-      "# Accuracy{}\n\n"
-      "Made by `{}`; do not edit.\n\n"
-      "- payload bits: bits per state value of a packed state, scales and padding included; "
-      "resident "
-      "bits: with the open window and its cursors. Counted from the bytes that are allocated.\n"
-      "- tasks: share of greedy replies whose answer line is exactly right. Intervals are "
-      "Wilson's; p "
-      "is the exact McNemar test against fp32 on the same samples.\n"
-      "- KL: KL(fp32 || scheme) in nats when both read the same text token by token through their "
-      "states; \"KL 1k\" is the mean over the last eighth before 1,024 tokens, [896, 1024).\n"
-      "- ppl: perplexity of the same reading, every window from a zero state.\n"
-      "- state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.\n\n",
-      one ? " of " + documents[0].value("model_name", "") : std::string(), command);
+  std::string out = fmt::format("# Accuracy{}\n\nMade by `{}`; do not edit.\n\n",
+                                one ? " of " + documents[0].value("model_name", "") : "", command);
+  for (const std::string& sentence : legend()) out += "- " + sentence + "\n";
+  out += "\n";
   const std::string_view heading = one ? "##" : "###";
   for (const Json& document : documents) {
     if (!one) out += fmt::format("## {}\n\n", document.value("model_name", ""));
     out += fmt::format("Model fingerprint `{:.16}`.\n\n{}\n",
                        document.value("model_fingerprint", ""), overview(document).markdown());
     for (const auto& task : pieces_with(document, "exact_match,none")) {
-      out += task_section(document, task, heading);
+      out += fmt::format("{} {}\n\n{}\n", heading, task, task_table(document, task).markdown());
     }
     for (const auto& text : pieces_with(document, "kl,none")) {
-      out += forced_section(document, text, heading);
+      const ForcedShape shape = forced_shape(document, text);
+      out += fmt::format("{} {}\n\n{} windows of {} tokens, each from a zero state.\n\n{}\n",
+                         heading, text, shape.n_windows, shape.context,
+                         forced_table(document, text).markdown());
     }
   }
   out.resize(out.find_last_not_of('\n') + 2);

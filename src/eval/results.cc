@@ -110,6 +110,27 @@ bool same_scheme(const std::string& a, const std::string& b) {
   return left.ok() && right.ok() && *left == *right;
 }
 
+// Mean width by layer and head.
+void record_plan_bits(Json& run, const CompiledScheme& scheme) {
+  if (scheme.plan_fingerprint().empty()) return;
+  Json layers = Json::array();
+  for (const CompiledLayer& layer : scheme.layers()) {
+    Json heads = Json::array();
+    const auto K = static_cast<std::size_t>(layer.shape.K);
+    for (std::size_t h = 0; h < static_cast<std::size_t>(layer.shape.n_value_heads); ++h) {
+      if (layer.plan.bits.empty()) {
+        heads.push_back(layer.plan.high[h] != 0 ? 8 : 4);
+        continue;
+      }
+      double sum = 0;
+      for (std::size_t i = 0; i < K; ++i) sum += layer.plan.bits[h * K + i];
+      heads.push_back(sum / static_cast<double>(K));
+    }
+    layers.push_back(std::move(heads));
+  }
+  run["plan_bits"] = std::move(layers);
+}
+
 std::int64_t piece_size(const Json& run, const std::string& name) {
   const Json* n = find(run, {"n-samples", name, "effective"});
   return n != nullptr && n->is_number_integer() ? n->get<std::int64_t>() : 0;
@@ -148,8 +169,10 @@ Json& results_run(Json& document, const CompiledScheme& scheme) {
   Json& run = document["runs"][scheme.scheme().name()];
   const Json* had_scheme = find(run, {"scheme"});
   const Json* had_plan = find(run, {"plan_fingerprint"});
-  if (had_scheme != nullptr && same_scheme(had_scheme->get<std::string>(), scheme.scheme().full_name()) && had_plan != nullptr &&
-      *had_plan == scheme.plan_fingerprint()) {
+  if (had_scheme != nullptr &&
+      same_scheme(had_scheme->get<std::string>(), scheme.scheme().full_name()) &&
+      had_plan != nullptr && *had_plan == scheme.plan_fingerprint()) {
+    record_plan_bits(run, scheme);  // files of older versions have none
     return run;
   }
   const SchemeBits bits = scheme.bits();
@@ -167,7 +190,61 @@ Json& results_run(Json& document, const CompiledScheme& scheme) {
              {"n-samples", Json::object()},
              {"higher_is_better", Json::object()},
              {"total_evaluation_time_seconds", 0.0}};
+  record_plan_bits(run, scheme);
   return run;
+}
+
+void record_heads(Json& document, const std::string& text, std::int64_t n_tokens,
+                  const std::vector<std::vector<HeadStatistics>>& heads) {
+  Json layers = Json::array();
+  for (const auto& layer : heads) {
+    Json list = Json::array();
+    for (const HeadStatistics& h : layer) {
+      list.push_back(Json{{"half_life", h.half_life},  // infinite: null
+                          {"half_life_min", h.half_life_min},
+                          {"half_life_max", h.half_life_max},
+                          {"lifetime", h.lifetime},
+                          {"omega_spread", h.omega_spread},
+                          {"row_peak", h.row_peak},
+                          {"column_peak", h.column_peak},
+                          {"rms", h.rms}});
+    }
+    layers.push_back(std::move(list));
+  }
+  document["heads"] = Json{{"text", text}, {"tokens", n_tokens}, {"layers", std::move(layers)}};
+}
+
+Json harness_results(const Json& document, const std::string& scheme) {
+  const Json& run = document["runs"][scheme];
+  Json out = Json::object();
+  out["results"] = Json::object();
+  for (const auto& [piece, result] : run["results"].items()) {
+    Json& to = out["results"][piece];
+    for (const auto& [key, value] : result.items()) {
+      if (key == "alias" || key.find(',') != std::string::npos) to[key] = value;
+    }
+  }
+  out["group_subtasks"] = Json::object();
+  out["configs"] = run["configs"];
+  out["versions"] = Json::object();
+  out["n-shot"] = Json::object();
+  for (const auto& [piece, result] : out["results"].items()) {
+    out["group_subtasks"][piece] = Json::array();
+    out["versions"][piece] = 1;
+    out["n-shot"][piece] = 0;
+  }
+  out["higher_is_better"] = run["higher_is_better"];
+  out["n-samples"] = run["n-samples"];
+  out["config"] = Json{
+      {"model", "statepack"},
+      {"model_args",
+       {{"pretrained", document.value("model_name", "")}, {"state", run.value("scheme", "")}}}};
+  out["model_source"] = "statepack";
+  out["model_name"] = document.value("model_name", "");
+  out["model_sha"] = document.value("model_fingerprint", "");
+  out["total_evaluation_time_seconds"] =
+      std::to_string(value_or(run, "total_evaluation_time_seconds", 0.0));
+  return out;
 }
 
 Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options) {
@@ -256,6 +333,12 @@ ForcedResult forced_so_far(const Json& run, const std::string& name, const Json&
   for (std::size_t i = 0; i < result.drift.size(); ++i) {
     result.drift[i].n = value_or<std::int64_t>((*drift)[i], "n", 0);
     result.drift[i].relative_error = value_or((*drift)[i], "relative_error", 0.0);
+    const Json* by_head = find((*drift)[i], {"by_head"});
+    if (by_head == nullptr || !by_head->is_array()) continue;
+    result.drift[i].n_by_head = value_or<std::int64_t>((*drift)[i], "n_by_head", 0);
+    for (const Json& sum : *by_head) {
+      result.drift[i].by_head.push_back(sum.is_number() ? sum.get<double>() : 0.0);
+    }
   }
   return result;
 }
@@ -267,8 +350,12 @@ void record_forced(Json& run, const std::string& name, const Json& config,
   for (const PositionBucket& b : result.buckets) sums["buckets"].push_back(bucket_json(b));
   sums["drift"] = Json::array();
   for (const StateDrift& d : result.drift) {
-    sums["drift"].push_back(
-        Json{{"position", d.position}, {"n", d.n}, {"relative_error", d.relative_error}});
+    Json drift{{"position", d.position}, {"n", d.n}, {"relative_error", d.relative_error}};
+    if (!d.by_head.empty()) {
+      drift["n_by_head"] = d.n_by_head;
+      drift["by_head"] = d.by_head;
+    }
+    sums["drift"].push_back(std::move(drift));
   }
   run["forced"][name] = std::move(sums);
   run["configs"][name] = config;
@@ -386,6 +473,8 @@ Result<Json> merge_results(const std::vector<Json>& documents) {
                                   key, ours, theirs));
       }
     }
+    if (document.contains("heads") && !merged.contains("heads"))
+      merged["heads"] = document["heads"];
     for (const auto& [name, run] : document["runs"].items()) {
       Json& to = merged["runs"][name];
       if (!to.is_object()) {

@@ -4,7 +4,9 @@
 // { "format": "statepack-eval-1", "model_name", "model_fingerprint", "runs": { SCHEME: RUN } }
 // RUN has the keys of lm-evaluation-harness (results, configs, n-samples, higher_is_better,
 // total_evaluation_time_seconds; metrics as "exact_match,none") and of our own: scheme (all
-// options), plan_fingerprint, bits, samples (one entry a reply), forced (sums by position).
+// options), plan_fingerprint, bits, plan_bits (mean width by layer and head, where there is a
+// plan), samples (one entry a reply), forced (sums by position). Beside the runs, "heads" may say
+// what the model's heads are like.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +16,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "calibrate/head_statistics.hpp"
 #include "eval/forced.hpp"
 #include "eval/tasks.hpp"
 #include "scheme/layers.hpp"
@@ -46,6 +49,13 @@ ForcedResult forced_so_far(const Json& run, const std::string& name, const Json&
 void record_forced(Json& run, const std::string& name, const Json& config,
                    const ForcedResult& result, double seconds);
 void record_perplexity(Json& run, const std::string& name, const Perplexity& perplexity);
+
+/// What the heads of the model are like on the first `n_tokens` of a text ("heads").
+void record_heads(Json& document, const std::string& text, std::int64_t n_tokens,
+                  const std::vector<std::vector<HeadStatistics>>& heads);
+
+/// A run as lm-evaluation-harness writes its results files: to be read by tools made for those.
+Json harness_results(const Json& document, const std::string& scheme);
 
 /// Adds to every task of every run the share of replies that are fp32's, and who is right alone.
 void compare_with_fp32(Json& document);

@@ -1,8 +1,11 @@
 #include "eval/table.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "eval/plot.hpp"
 
 namespace statepack {
 
@@ -41,6 +44,19 @@ std::string Table::text() const {
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return out;
+}
+
+std::string Table::html() const {
+  std::string out = "<table>\n";
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    out += r == 0 ? "<thead><tr>" : "<tr>";
+    for (std::size_t c = 0; c < rows_[r].size(); ++c) {
+      const char* tag = r == 0 || c == 0 ? "th" : "td";
+      out += fmt::format("<{0}>{1}</{0}>", tag, escape_html(rows_[r][c]));
+    }
+    out += r == 0 ? "</tr></thead>\n" : "</tr>\n";
+  }
+  return out + "</table>\n";
 }
 
 std::vector<std::size_t> Table::widths() const {

@@ -15,6 +15,7 @@ class Table {
   void add(std::vector<std::string> row);
   std::string markdown() const;
   std::string text() const;
+  std::string html() const;  ///< one <table>
 
  private:
   std::vector<std::size_t> widths() const;

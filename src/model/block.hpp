@@ -33,10 +33,9 @@ struct Segment {
   ChunkObserver* observer = nullptr;
 };
 
-/// One token of each of several sequences.
+/// One token of each of several sequences, group by group.
 struct Batch {
-  StatePool& pool;
-  std::span<const DecodeRow> rows;
+  std::span<const DecodeGroup> groups;
   std::span<const std::int64_t> slots;      ///< of the rows
   std::span<const std::int64_t> positions;  ///< of the rows
   std::span<PagedKvCache* const> kv;        ///< of the rows, with room for the token

@@ -197,21 +197,25 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, 
   pass.clock.lap(Part::kConvolution);
 
   StepInput in;
-  in.n_rows = pass.n_rows;
-  in.read_slots = batch.slots.data();
   in.first_valid_slot = StatePool::kFirstValidSlot;
-  in.q = rows.c;
-  in.k = rows.c + key_width_;
-  in.v = rows.c + 2 * key_width_;
   in.q_stride = in.k_stride = in.v_stride = channels;
-  in.g = rows.g;
   in.g_stride = gate_width_;
-  in.beta = rows.beta;
   in.beta_stride = p_.shape.n_value_heads;
-  in.out = rows.o;
   in.out_stride = value_width_;
-  in.positions = batch.positions.data();
-  SP_RETURN_IF_ERROR(step(batch.pool.layer(layer_), in, pass.threads));
+  std::int64_t first = 0;
+  for (const DecodeGroup& group : batch.groups) {
+    in.n_rows = static_cast<int>(group.rows.size());
+    in.read_slots = batch.slots.data() + first;
+    in.positions = batch.positions.data() + first;
+    in.q = rows.c + first * channels;
+    in.k = in.q + key_width_;
+    in.v = in.k + key_width_;
+    in.g = rows.g + first * gate_width_;
+    in.beta = rows.beta + first * p_.shape.n_value_heads;
+    in.out = rows.o + first * value_width_;
+    SP_RETURN_IF_ERROR(step(group.pool->layer(layer_), in, pass.threads));
+    first += in.n_rows;
+  }
   pass.clock.lap(Part::kState);
   finish(pass, rows, y);
   return {};

@@ -57,6 +57,7 @@ class CpuModel final : public Model {
   Status prefill(std::span<const std::int32_t> tokens, std::int64_t position, DenseState& state,
                  KvCache& kv, int n_logits, float* logits, ChunkObserver* observer) override;
   Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) override;
+  Status decode_groups(std::span<const DecodeGroup> groups, float* logits) override;
   void time_parts(PartTimes* times) override { clock_.watch(times); }
 
  private:
@@ -241,8 +242,8 @@ Status CpuModel::prefill(std::span<const std::int32_t> tokens, std::int64_t posi
 
     const Scratch::Mark mark(scratch_);
     const Pass p = pass(GemmPath::kPrefill, n);
-    const Segment segment{position + begin, state, *cache, observer};
     float* h = scratch_.take(n * H);
+    const Segment segment{position + begin, state, *cache, observer, h};
     for (std::int64_t i = 0; i < n; ++i) {
       embedding_.widen(tokens[static_cast<std::size_t>(begin + i)], 0, H, h + i * H);
     }
@@ -281,31 +282,48 @@ Status CpuModel::check_pool(StatePool& pool) const {
 }
 
 Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) {
+  const DecodeGroup group{&pool, rows};
+  return decode_groups({&group, 1}, logits);
+}
+
+Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logits) {
   clock_.start();
   // Everything is checked before anything is written.
-  SP_RETURN_IF_ERROR(check_pool(pool));
-  const std::size_t n = rows.size();
   std::vector<std::int64_t> slots, positions;
+  std::vector<std::int32_t> tokens;
   std::vector<PagedKvCache*> caches;
-  for (const DecodeRow& row : rows) {
-    SP_RETURN_IF_ERROR(check_token(row.token));
-    if (row.slot < StatePool::kFirstValidSlot || row.slot > pool.n_slots()) {
-      return bad("slot " + std::to_string(row.slot) + " is not one of the pool's 1.." +
-                 std::to_string(pool.n_slots()));
+  std::vector<StatePool*> pools;  // of the rows
+  for (const DecodeGroup& group : groups) {
+    StatePool& pool = *group.pool;
+    SP_RETURN_IF_ERROR(check_pool(pool));
+    if (std::find(pools.begin(), pools.end(), &pool) != pools.end()) {
+      return bad("two groups of a batch share a pool");
     }
-    SP_ASSIGN_OR_RETURN(PagedKvCache* const cache, check_cache(row.kv, row.position));
-    slots.push_back(row.slot);
-    positions.push_back(row.position);
-    caches.push_back(cache);
+    for (const DecodeRow& row : group.rows) {
+      SP_RETURN_IF_ERROR(check_token(row.token));
+      if (row.slot < StatePool::kFirstValidSlot || row.slot > pool.n_slots()) {
+        return bad("slot " + std::to_string(row.slot) + " is not one of the pool's 1.." +
+                   std::to_string(pool.n_slots()));
+      }
+      SP_ASSIGN_OR_RETURN(PagedKvCache* const cache, check_cache(row.kv, row.position));
+      slots.push_back(row.slot);
+      positions.push_back(row.position);
+      tokens.push_back(row.token);
+      caches.push_back(cache);
+      pools.push_back(&pool);
+    }
+    std::vector<std::int64_t> sorted_slots(slots.end() - std::ssize(group.rows), slots.end());
+    std::sort(sorted_slots.begin(), sorted_slots.end());
+    if (std::adjacent_find(sorted_slots.begin(), sorted_slots.end()) != sorted_slots.end()) {
+      return bad("two rows of a batch share a slot or an attention cache");
+    }
   }
-  std::vector<std::int64_t> sorted_slots = slots;
-  std::sort(sorted_slots.begin(), sorted_slots.end());
   std::vector<PagedKvCache*> sorted_caches = caches;
   std::sort(sorted_caches.begin(), sorted_caches.end());
-  if (std::adjacent_find(sorted_slots.begin(), sorted_slots.end()) != sorted_slots.end() ||
-      std::adjacent_find(sorted_caches.begin(), sorted_caches.end()) != sorted_caches.end()) {
+  if (std::adjacent_find(sorted_caches.begin(), sorted_caches.end()) != sorted_caches.end()) {
     return bad("two rows of a batch share a slot or an attention cache");
   }
+  const std::size_t n = slots.size();
   for (std::size_t i = 0; i < n; ++i) SP_RETURN_IF_ERROR(caches[i]->reserve(positions[i] + 1));
   rope_.set_positions(positions);
 
@@ -314,42 +332,44 @@ Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float*
   const std::int64_t H = config_.hidden;
   // A quarantined slot is not written: its row works on a history that nobody reads again. Where
   // slots keep bf16, rows work on widened copies.
-  const bool in_place = pool.conv_format() == ConvFormat::kF32;
   std::vector<float*> conv;
-  std::vector<std::pair<std::int64_t, float*>> copies;
-  for (std::int64_t slot : slots) {
-    const bool quarantined = pool.quarantined(slot);
-    if (in_place && !quarantined) {
-      conv.push_back(pool.conv(slot));
+  std::vector<std::size_t> copied;  // rows
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool quarantined = pools[i]->quarantined(slots[i]);
+    if (!quarantined && pools[i]->conv_format() == ConvFormat::kF32) {
+      conv.push_back(pools[i]->conv(slots[i]));
       continue;
     }
     conv.push_back(scratch_.take(config_.conv_floats()));
     if (quarantined) {
       std::fill_n(conv.back(), config_.conv_floats(), 0.0F);
     } else {
-      copies.emplace_back(slot, conv.back());
+      copied.push_back(i);
     }
   }
   const auto for_each_copy = [&](auto move) {
-    threads_.parallel_for(std::ssize(copies), [&](std::int64_t i, int) {
-      move(copies[static_cast<std::size_t>(i)].first, copies[static_cast<std::size_t>(i)].second);
+    threads_.parallel_for(std::ssize(copied), [&](std::int64_t i, int) {
+      const std::size_t row = copied[static_cast<std::size_t>(i)];
+      move(*pools[row], slots[row], conv[row]);
     });
   };
-  for_each_copy([&](std::int64_t slot, float* copy) { pool.load_conv(slot, copy); });
+  for_each_copy(
+      [](const StatePool& pool, std::int64_t slot, float* copy) { pool.load_conv(slot, copy); });
   const Pass p = pass(GemmPath::kInvariant, n_rows);
-  const Batch batch{pool, rows, slots, positions, caches, conv};
+  const Batch batch{groups, slots, positions, caches, conv};
   float* h = scratch_.take(n_rows * H);
   for (std::size_t i = 0; i < n; ++i) {
-    embedding_.widen(rows[i].token, 0, H, h + static_cast<std::int64_t>(i) * H);
+    embedding_.widen(tokens[i], 0, H, h + static_cast<std::int64_t>(i) * H);
   }
   clock_.lap(Part::kEmbedding);
   SP_RETURN_IF_ERROR(run_layers(
       p, h, [&](Mixer& mixer, const float* x, float* y) { return mixer.decode(p, batch, x, y); }));
-  for_each_copy([&](std::int64_t slot, const float* copy) { pool.store_conv(slot, copy); });
+  for_each_copy(
+      [](StatePool& pool, std::int64_t slot, const float* copy) { pool.store_conv(slot, copy); });
   for (std::size_t i = 0; i < n; ++i) caches[i]->set_n_tokens(positions[i] + 1);
   head(p, h, n_rows, logits);
   for (std::size_t i = 0; i < n; ++i) {
-    if (!pool.quarantined(slots[i])) continue;
+    if (!pools[i]->quarantined(slots[i])) continue;
     std::fill_n(logits + static_cast<std::int64_t>(i) * config_.vocab, config_.vocab,
                 std::numeric_limits<float>::quiet_NaN());
   }
@@ -357,6 +377,14 @@ Status CpuModel::decode(StatePool& pool, std::span<const DecodeRow> rows, float*
 }
 
 }  // namespace
+
+Status Model::decode_groups(std::span<const DecodeGroup> groups, float* logits) {
+  for (const DecodeGroup& group : groups) {
+    SP_RETURN_IF_ERROR(decode(*group.pool, group.rows, logits));
+    logits += std::ssize(group.rows) * config().vocab;
+  }
+  return {};
+}
 
 Result<std::unique_ptr<Model>> Model::load(const std::string& dir, ThreadPool& threads) {
   SP_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::load(dir));

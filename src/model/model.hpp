@@ -56,6 +56,12 @@ struct DecodeRow {
 };
 
 /// One caller at a time: a forward pass uses the model's own scratch memory and all of its threads.
+/// Rows whose states lie in one pool.
+struct DecodeGroup {
+  StatePool* pool = nullptr;
+  std::span<const DecodeRow> rows;
+};
+
 class Model {
  public:
   /// Maps and checks a checkpoint folder: every tensor that the model uses is there, of the right
@@ -90,6 +96,9 @@ class Model {
   /// Errors: kInvalidArgument (token, slot, position, a slot or cache in two rows), kMismatch (a
   /// pool of another model), kExhausted (no memory for the caches); nothing is changed.
   virtual Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) = 0;
+  /// The same over several pools at once, so that states of several schemes share the passes over
+  /// the weights; logits [all rows, vocab], group by group. A pool may be in one group only.
+  virtual Status decode_groups(std::span<const DecodeGroup> groups, float* logits);
 
   /// From the next pass on, prefill() and decode() add the time that they spend in each part to
   /// *times, which must live until this is called again; null ends it.

@@ -73,6 +73,8 @@ TEST_F(EvalModelTest, ForcedDecodeOfFp32IsChunkedPerplexity) {
   EXPECT_LT(twin.kl, 1e-9);
   EXPECT_EQ(results[1].drift[0].relative_error, 0);
   EXPECT_EQ(results[1].drift[0].n, 2 * 6);  // two windows, six recurrent layers
+  EXPECT_EQ(results[1].drift[0].by_head, std::vector<double>(6 * 4, 0.0));
+  EXPECT_EQ(results[1].drift[0].n_by_head, 2);
 }
 
 TEST_F(EvalModelTest, CoarserStatesAreFurtherAway) {
@@ -86,6 +88,12 @@ TEST_F(EvalModelTest, CoarserStatesAreFurtherAway) {
   EXPECT_GT(results[2].total().kl, 10 * results[1].total().kl);
   EXPECT_GT(results[2].drift[0].relative_error, 3 * results[1].drift[0].relative_error);
   EXPECT_LT(results[2].total().n_agree, results[1].total().n_agree);
+  // Heads make up their layer: a layer's error lies between those of its heads.
+  const StateDrift& drift = results[2].drift[0];
+  const auto [least, most] = std::minmax_element(drift.by_head.begin(), drift.by_head.end());
+  const double mean = drift.relative_error / static_cast<double>(drift.n);
+  EXPECT_GT(mean, *least);
+  EXPECT_LT(mean, *most);
 }
 
 TEST_F(EvalModelTest, WindowsAddUpHoweverTheyAreGrouped) {

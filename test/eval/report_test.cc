@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "eval/figures.hpp"
+#include "eval/html.hpp"
+#include "eval/plot.hpp"
 #include "eval/table.hpp"
 
 namespace statepack {
@@ -91,6 +96,93 @@ TEST(Report, TwoModelsStandOneAfterTheOther) {
   EXPECT_LT(first, text.find("### perm"));
   EXPECT_LT(text.find("### wiki@1024"), second);
   EXPECT_LT(second, text.rfind("### perm"));
+}
+
+// Tags of an XML-like text are balanced: void elements of HTML aside.
+void expect_balanced(const std::string& html) {
+  std::vector<std::string> open;
+  for (std::size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
+    const std::size_t end = html.find('>', at);
+    ASSERT_NE(end, std::string::npos);
+    std::string tag = html.substr(at + 1, end - at - 1);
+    if (tag[0] == '!' || tag.back() == '/' || tag.starts_with("meta")) continue;
+    if (tag[0] != '/') {
+      open.push_back(tag.substr(0, tag.find(' ')));
+      continue;
+    }
+    ASSERT_FALSE(open.empty()) << tag;
+    EXPECT_EQ(open.back(), tag.substr(1));
+    open.pop_back();
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+Json document_with_everything() {
+  Json d = document();
+  HeadStatistics head;
+  std::vector<std::vector<HeadStatistics>> heads(1);
+  for (int h = 0; h < 4; ++h) {
+    head.half_life = 10 << h;
+    head.row_peak = 2 + h;
+    head.column_peak = 3;
+    heads[0].push_back(head);
+  }
+  record_heads(d, "wiki", 4096, heads);
+  Json& drift = d["runs"]["int4"]["forced"]["wiki@1024"]["drift"];
+  drift[0]["n_by_head"] = 2;
+  drift[0]["by_head"] = {0.2, 0.4, 0.6, 0.8};
+  d["runs"]["int4"]["plan_bits"] = {{4, 6, 8, 16}};
+  return d;
+}
+
+TEST(HtmlReport, IsOnePageThatNeedsNothingElse) {
+  Json d = document_with_everything();
+  d["model_name"] = "<b>&\"x";
+  const std::string html = html_report({&d, 1}, "statepack eval --report a<b.html");
+  expect_balanced(html);
+  EXPECT_THAT(html, HasSubstr("&lt;b&gt;&amp;&quot;x"));
+  EXPECT_THAT(html, HasSubstr("a&lt;b.html"));
+  for (const char* outside : {"<script", "src=", "href=", "@import", "url(", "<link", "<b>"}) {
+    EXPECT_THAT(html, Not(HasSubstr(outside)));
+  }
+  for (const char* heading :
+       {"Accuracy against bits", "By position", "State error against half-life",
+        "Outliers of the states", "Where plans spend their bits", "Task perm", "Text wiki@1024"}) {
+    EXPECT_THAT(html, HasSubstr(heading));
+  }
+  // Error grows with half-life in every pair.
+  EXPECT_THAT(html, HasSubstr("int4: rho 1.00"));
+}
+
+TEST(HtmlReport, LeavesOutFiguresWithoutNumbers) {
+  Json d = document();
+  d["runs"]["int4"].erase("forced");
+  const std::string html = html_report({&d, 1}, "c");
+  expect_balanced(html);
+  EXPECT_THAT(html, HasSubstr("Accuracy against bits"));
+  EXPECT_THAT(html, Not(HasSubstr("State error against half-life")));
+  const Json nothing = new_results("m", "f");
+  expect_balanced(html_report({&nothing, 1}, "c"));
+}
+
+TEST(Figures, ParetoFrontHasWhatNothingBeats) {
+  //                              a  b  c  d   e: c is beaten by b, d by a; e has most
+  const std::vector<double> bits = {4, 6, 8, 4, 32}, right = {50, 80, 70, 40, 90};
+  EXPECT_EQ(pareto_front(bits, right, true), (std::vector<std::size_t>{0, 1, 4}));
+  const std::vector<double> kl = {0.5, 0.1, 0.2, 0.9, 0.01};
+  EXPECT_EQ(pareto_front(bits, kl, false), (std::vector<std::size_t>{0, 1, 4}));
+  EXPECT_TRUE(pareto_front({}, {}, true).empty());
+}
+
+TEST(Plot, LeavesOutWhatAnAxisCannotShow) {
+  Plot plot{.title = "t", .x_label = "x", .y_label = "y", .log_y = true};
+  plot.series.push_back({"s", {1, 2, 3}, {0, -1, NAN}, true, false});
+  EXPECT_THAT(svg(plot), HasSubstr("nothing was measured"));
+  plot.series[0].y = {0, 1, INFINITY};
+  const std::string one = svg(plot);
+  expect_balanced(one);
+  EXPECT_THAT(one, Not(HasSubstr("nan")));
+  EXPECT_THAT(one, Not(HasSubstr("inf\"")));
 }
 
 }  // namespace

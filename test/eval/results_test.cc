@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -106,6 +107,8 @@ ForcedResult some_forced(std::int64_t context, std::int64_t n_windows) {
   for (StateDrift& d : r.drift) {
     d.n = 3;
     d.relative_error = 1.0 / 3;
+    d.n_by_head = 1;
+    d.by_head = {0.25, 1.0 / 7};
   }
   return r;
 }
@@ -130,6 +133,8 @@ TEST_F(ResultsTest, ForcedSumsGoOnWhereTheyWere) {
     EXPECT_EQ(back.buckets[i].n_agree, some.buckets[i].n_agree);
   }
   EXPECT_EQ(back.drift[0].relative_error, some.drift[0].relative_error);
+  EXPECT_EQ(back.drift[0].by_head, some.drift[0].by_head);
+  EXPECT_EQ(back.drift[0].n_by_head, 1);
   EXPECT_EQ(
       forced_so_far(loaded["runs"]["int8"], "text@1024", forced_config("other", options)).n_windows,
       0);
@@ -137,6 +142,47 @@ TEST_F(ResultsTest, ForcedSumsGoOnWhereTheyWere) {
   EXPECT_NEAR(result["perplexity,none"].get<double>(), std::exp(2.0 / 3), 1e-12);
   EXPECT_NEAR(result["excess_nll,none"].get<double>(), 2.0 / 3 - 0.5, 1e-12);
   EXPECT_NEAR(result["kl,none"].get<double>(), 0.1, 1e-12);
+}
+
+TEST_F(ResultsTest, HarnessFilesHoldARunAlone) {
+  Json document = new_results("m", "f");
+  const Task task = task_of(2);
+  record_task(results_run(document, *compiled("int8")), task, task_config(task, 2, {}),
+              outcomes_of({{true, "a"}, {false, "b"}}), 1.5);
+  const Json harness = harness_results(document, "int8");
+  EXPECT_EQ(harness["results"]["perm"]["exact_match,none"], 0.5);
+  EXPECT_FALSE(harness["results"]["perm"].contains("buckets"));  // no metric of theirs
+  for (const char* key :
+       {"group_subtasks", "configs", "versions", "n-shot", "n-samples", "higher_is_better"}) {
+    EXPECT_TRUE(harness[key].contains("perm")) << key;
+  }
+  EXPECT_EQ(harness["model_name"], "m");
+  EXPECT_THAT(harness["config"]["model_args"]["state"].get<std::string>(), HasSubstr("int8,"));
+}
+
+// A file of an earlier version names fewer options; it is the same scheme.
+TEST_F(ResultsTest, ShorterNamesOfTheSameSchemeGoOn) {
+  Json document = new_results("m", "f");
+  const Task task = task_of(1);
+  record_task(results_run(document, *compiled("int8")), task, task_config(task, 1, {}),
+              outcomes_of({{true, "a"}}), 1);
+  document["runs"]["int8"]["scheme"] =
+      "int8,period=1,prefill=once,beta=f32,rounding=nearest,layout=row,group=none,axis=value";
+  EXPECT_TRUE(results_run(document, *compiled("int8"))["results"].contains("perm"));
+  document["runs"]["int8"]["scheme"] = "int8,layout=column";
+  EXPECT_FALSE(results_run(document, *compiled("int8"))["results"].contains("perm"));
+}
+
+TEST_F(ResultsTest, HeadsAndPlansAreKeptWhenMerged) {
+  Json document = new_results("m", "f");
+  HeadStatistics endless;
+  endless.half_life = INFINITY;
+  record_heads(document, "text", 64, {{endless, HeadStatistics{.half_life = 12}}});
+  const auto merged = merge_results({new_results("m", "f"), document});
+  ASSERT_TRUE(merged.ok());
+  EXPECT_EQ((*merged)["heads"]["layers"][0][1]["half_life"], 12.0);
+  ASSERT_TRUE(save_results(path_, *merged).ok());
+  EXPECT_TRUE(load_results(path_).value()["heads"]["layers"][0][0]["half_life"].is_null());
 }
 
 TEST_F(ResultsTest, MergeTakesTheLargerPieceAndRefusesMixtures) {

@@ -310,6 +310,54 @@ TEST(Prefill, LogitsOnlyWhereAsked) {
   }
 }
 
+// States of several schemes in one batch: what each gives alone.
+TEST(Decode, PoolsShareABatchWithoutTouchingOneAnother) {
+  ThreadPool threads(2);
+  const auto model = testing::load(kTiny + "next", threads);
+  const auto n_vocab = static_cast<std::size_t>(model->config().vocab);
+  const auto read = [&](bool together) {
+    std::vector<std::unique_ptr<StatePool>> pools;
+    std::vector<std::unique_ptr<KvCache>> caches;
+    std::vector<std::vector<DecodeRow>> rows(3);
+    for (std::size_t p = 0; p < 3; ++p) {
+      const char* const names[] = {"fp32", "int4", "int8,period=3"};
+      pools.push_back(testing::fp32_pool(*model, 2, names[p]));
+      for (std::size_t r = 0; r < p % 2 + 1; ++r) {
+        caches.push_back(model->new_kv_cache());
+        rows[p].push_back({*pools[p]->alloc(), caches.back().get(), 0, 0});
+      }
+    }
+    std::vector<float> all;
+    for (std::int64_t t = 0; t < 7; ++t) {
+      std::vector<DecodeGroup> groups;
+      for (std::size_t p = 0; p < 3; ++p) {
+        for (std::size_t r = 0; r < rows[p].size(); ++r) {
+          rows[p][r].token = static_cast<std::int32_t>((7 * t + 3 * std::ssize(groups)) % 60);
+          rows[p][r].position = t;
+        }
+        groups.push_back({pools[p].get(), rows[p]});
+      }
+      std::vector<float> logits(4 * n_vocab);
+      if (together) {
+        EXPECT_TRUE(model->decode_groups(groups, logits.data()).ok());
+      } else {
+        EXPECT_TRUE(model->Model::decode_groups(groups, logits.data()).ok());
+      }
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  };
+  EXPECT_EQ(read(true), read(false));
+
+  const auto pool = testing::fp32_pool(*model, 1);
+  const auto kv = model->new_kv_cache();
+  const DecodeRow row{*pool->alloc(), kv.get(), 1, 0};
+  const DecodeGroup twice[] = {{pool.get(), {&row, 1}}, {pool.get(), {&row, 1}}};
+  std::vector<float> logits(2 * n_vocab);
+  EXPECT_THAT(model->decode_groups(twice, logits.data()).message(),
+              HasSubstr("two groups of a batch share a pool"));
+}
+
 TEST(Model, RefusesWhatDoesNotBelongTogether) {
   ThreadPool threads(1);
   const auto model = testing::load(kTiny + "dense", threads);
