@@ -212,7 +212,7 @@ typedef struct sp_step_args {
   int64_t g_stride, beta_stride;
   float* out; /* [B, HV, V] */
   int64_t out_stride;
-  const int64_t* positions; /* [B] of the tokens; NULL is allowed */
+  const int64_t* positions; /* [B] of the tokens; NULL is allowed but for rounding=stochastic */
 } sp_step_args;
 
 /* S' = exp(g) S;  u = beta (v - S'^T k);  S = S' + k u^T;  out = S^T q, before S is rounded.

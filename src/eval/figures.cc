@@ -119,8 +119,8 @@ void add_curves(const Json& document, const std::string& piece, const std::strin
               .y_label = y_label,
               .log_x = true,
               .log_y = log_y,
-              .width = 640,
-              .height = 360};
+              .width = 530,
+              .height = 330};
     for (const std::string& name : scheme_names(document)) {
       const double bits = number(run_of(document, name), {"bits", "resident"});
       if (name == kReference || !(bits >= from && bits < range.below)) continue;

@@ -161,7 +161,8 @@ class Labels {
       break;
     }
     taken_.push_back(box_of(x, y, best, width));
-    return text(x + best[0], y + best[1], best[0] < 0 ? "end" : "start", words);
+    return text(x + best[0], y + best[1], best[0] < 0 ? "end" : "start", words,
+                " paint-order=\"stroke\" stroke=\"#fff\" stroke-width=\"3\"");
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/file.hpp"
+#include "pool/pool.hpp"
 
 namespace statepack {
 namespace {
@@ -364,6 +365,98 @@ TEST_F(CliTest, EvalResumesReportsAndGates) {
   const Outcome gate = run({"eval", "--report", path("report.md"), results, "--max-kl", "1e-9"});
   EXPECT_EQ(gate.exit_code, 1);
   EXPECT_THAT(gate.err, HasSubstr("gate failed: int4 on wikitext2.test@64"));
+}
+
+TEST_F(CliTest, ComparesAListOfSchemes) {
+  write("list", "# two of them\nint4   # 4 bits\n\ndamp:4\nstepquant:6,bits=uniform\r\nint4\n");
+  const std::vector<std::string> arguments = {"eval",
+                                              "-m",
+                                              kModel,
+                                              "--compare",
+                                              path("list"),
+                                              "--tasks",
+                                              "arith",
+                                              "--data",
+                                              kData,
+                                              "--samples",
+                                              "2",
+                                              "--text",
+                                              kData + "/wikitext2/wikitext2.test.txt",
+                                              "--context",
+                                              "256",
+                                              "--windows",
+                                              "1",
+                                              "--html",
+                                              path("r.html"),
+                                              "--harness",
+                                              path("harness"),
+                                              "--json"};
+  const Outcome o = run(arguments);
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_THAT(o.err, StartsWith("statepack: left out damp:4: "));
+  const json d = json::parse(o.out);
+  ASSERT_EQ(d["runs"].size(), 3U);  // fp32 first; damp:4 has no plan
+  EXPECT_EQ(d["runs"].begin().key(), "fp32");
+  EXPECT_TRUE(d["runs"].contains("int4") && d["runs"].contains("stepquant:6,bits=uniform"));
+  EXPECT_EQ(d["runs"]["stepquant:6,bits=uniform"]["plan_bits"].size(), 6U);
+  EXPECT_EQ(d["heads"]["layers"][0].size(), 4U);
+  EXPECT_THAT(text_of("r.html"), AllOf(HasSubstr("<svg"), HasSubstr("int4: rho")));
+  const json harness = json::parse(text_of("harness/results_stepquant_6_bits=uniform.json"));
+  EXPECT_TRUE(harness["results"]["arith"]["exact_match,none"].is_number());
+
+  write("wrong", "int4\nint9\n");
+  expect_refused({"eval", "-m", kModel, "--compare", path("wrong")}, "int9");
+  write("empty", "# nothing\n");
+  expect_refused({"eval", "-m", kModel, "--compare", path("empty")}, "names no scheme");
+  expect_refused({"eval", "-m", kModel, "--compare", path("none")}, "none");
+  // The lists beside the data parse.
+  for (const auto& file : fs::directory_iterator(SP_SOURCE_DIR "/eval/schemes")) {
+    std::ifstream list(file.path());
+    for (std::string line; std::getline(list, line);) {
+      if (line.empty() || line[0] == '#') continue;
+      EXPECT_TRUE(Scheme::parse(line).ok()) << file.path() << ": " << line;
+    }
+  }
+}
+
+TEST_F(CliTest, InspectShowsHeadsValuesAndSpending) {
+  const std::string text = kData + "/wikitext2/wikitext2.valid.txt";
+  const json d = run_json({"inspect", kModel, "--text", text, "--tokens", "256"});
+  ASSERT_EQ(d["heads_on_text"].size(), 6U);
+  const json& head = d["heads_on_text"][0][0];
+  EXPECT_GT(head["half_life"].get<double>(), 0);
+  EXPECT_GE(head["lifetime"].get<double>(), 1);
+  EXPECT_LE(head["lifetime"].get<double>(), 2048);
+  EXPECT_GE(head["row_peak"].get<double>(), 1);
+  EXPECT_GE(head["omega_p90_p10"].get<double>(), 1);
+  expect_refused({"inspect", kModel, "--text", path("none")}, "none");
+
+  const json plan = run_json({"inspect", kModel + "/plans/stepquant-4.safetensors"});
+  std::int64_t n_rows = 0;
+  for (const auto& [width, rows] : plan["rows_by_bits"].items()) n_rows += rows["rows"].get<int>();
+  EXPECT_EQ(n_rows, 6 * 4 * 128);
+  std::int64_t n_bytes = 0;
+  for (const auto& [part, bytes] : plan["page_parts"].items()) n_bytes += bytes.get<int>();
+  EXPECT_EQ(n_bytes, plan["page_bytes"].get<int>());
+
+  // A state of known values: one row 40 times the others.
+  const LayerShape shape{1, 2, 16, 16, Gate::kScalar};
+  auto scheme = CompiledScheme::make(Scheme::parse("fp32").value(), {shape}, nullptr, "m").value();
+  PoolConfig config;
+  config.n_slots = 1;
+  const auto pool = std::move(*StatePool::create(scheme, config));
+  const std::int64_t slot = *pool->alloc();
+  std::vector<float> S(512, 0.5f);
+  std::fill_n(S.begin() + 16 * 3, 16, -20.0f);
+  ThreadPool threads(1);
+  ASSERT_TRUE(hand_over(pool->layer(0), slot, S.data(), 9, threads).ok());
+  ASSERT_TRUE(pool->save(slot, path("one.snapshot")).ok());
+  const json state = run_json({"inspect", path("one.snapshot")});
+  EXPECT_DOUBLE_EQ(state["values"][0][0]["row_peak"].get<double>(), 40);
+  EXPECT_DOUBLE_EQ(state["values"][0][0]["column_peak"].get<double>(), 1);
+  EXPECT_DOUBLE_EQ(state["values"][0][0]["largest"].get<double>(), 20);
+  EXPECT_DOUBLE_EQ(state["values"][0][1]["rms"].get<double>(), 0.5);
+  EXPECT_THAT(run({"inspect", path("one.snapshot")}).out, HasSubstr("row max/median"));
 }
 
 TEST_F(CliTest, SideBySide) {

@@ -68,10 +68,14 @@ inline std::vector<std::string> candidate_values(const CodecOption& option) {
   return words;
 }
 
-/// The valid combinations of candidate values of a codec in which at most three are named.
+/// The valid combinations of candidate values of a codec in which at most three (two) are named.
 inline void add_configs(const CodecInfo& info, std::string_view arg, Rounding rounding,
                         std::vector<CodecConfig>& valid) {
+#if defined(SP_SANITIZED)  // sanitizers slow everything twentyfold
+  constexpr std::size_t kMaxNamed = 2;
+#else
   constexpr std::size_t kMaxNamed = 3;
+#endif
   std::vector<std::map<std::string, std::string>> grown(1);
   for (const CodecOption& option : info.options) {
     const std::size_t n = grown.size();

@@ -339,8 +339,9 @@ TEST(Ablations, WidthsAndSizesFollowTheOptions) {
   EXPECT_EQ(payload({{"bits", "no-pivots"}}).pivots, 0);
   EXPECT_EQ(payload({{"bits", "no-pivots"}}).codes, (4 + 6 + 8 + 2) * 128 * 128 / 8);
   EXPECT_EQ(payload({{"bits", "uniform"}}).codes, 4 * 6 * 128 * 128 / 8);
-  // No column scales: 2 bytes a column of each head that has codes.
-  EXPECT_EQ(payload({}).scales - payload({{"fit", "rows"}}).scales, 3 * 128 * 2);
+  // No column scales, 2 bytes a column of each head that has codes; one scale a row, not four, at 2
+  // bits.
+  EXPECT_EQ(payload({}).scales - payload({{"fit", "rows"}}).scales, 3 * 128 * 2 + 3 * 128 * 2);
   const CodecConfig plain = config_of("leapquant", "8", {{"smooth", "off"}, {"rank", "0"}});
   EXPECT_EQ((*plain.info->make(plain, kOneHead, nullptr))->page_bytes(), 128 * 128 + 4 * 128);
 }

@@ -582,6 +582,64 @@ TEST(Contract, AQuarantinedSlotDoesNotSpreadByCopyOnWrite) {
   EXPECT_TRUE(same_bits(layer.slot_bytes(2), before));
 }
 
+// Random roundings belong to positions: the same token at another position, or under another seed,
+// is rounded otherwise, and a run repeats.
+TEST(Step, StochasticRoundingFollowsPositionsAndSeed) {
+  ThreadPool threads(2);
+  const auto page_after = [&](const char* name, std::int64_t position) {
+    OneLayer layer(name, kGrouped, 3);
+    Stream stream(4);
+    Batch batch(kGrouped, 2);
+    for (std::int64_t t = 0; t < 3; ++t) {
+      stream.fill(batch);
+      StepInput input = batch.input();
+      const std::int64_t positions[] = {position + t, position + t};
+      input.positions = positions;
+      EXPECT_TRUE(step(layer.state(), input, threads).ok());
+    }
+    return layer.slot_bytes(1);
+  };
+  const auto first = page_after("int8,rounding=stochastic", 5);
+  EXPECT_TRUE(same_bits(page_after("int8,rounding=stochastic", 5), first));
+  EXPECT_FALSE(same_bits(page_after("int8,rounding=stochastic", 6), first));
+  EXPECT_FALSE(same_bits(page_after("int8,rounding=stochastic,seed=1", 5), first));
+  EXPECT_FALSE(same_bits(page_after("int8", 5), first));
+
+  OneLayer layer("fp16,rounding=stochastic", kGrouped, 3);
+  Batch batch(kGrouped, 1);
+  Stream(4).fill(batch);
+  EXPECT_EQ(step(layer.state(), batch.input(), threads).message(),
+            "stochastic rounding draws by position; give the step the positions of its tokens");
+}
+
+// The residual comes from the slot that is read, whatever the one that is written held.
+TEST(Step, FeedbackCarriesTheResidualOfTheSlotThatIsRead) {
+  ThreadPool threads(1);
+  const LayerShape s = kGrouped;
+  for (const char* name : {"int8,rounding=feedback,residual=f32", "int8,rounding=feedback",
+                           "int8,rounding=feedback,period=2,records=f32"}) {
+    OneLayer layer(name, s, 4), forked(name, s, 4);
+    Stream stream(6), again(6);
+    Batch batch(s, 1), twin(s, 1);
+    for (int t = 0; t < 7; ++t) {
+      stream.fill(batch);
+      again.fill(twin);
+      ASSERT_TRUE(run(layer, batch, threads).ok());
+      // Ping-pong between two slots, the other full of another residual.
+      StepInput input = twin.input();
+      const std::int64_t read[] = {1 + t % 2}, write[] = {2 - t % 2};
+      input.read_slots = read;
+      input.write_slots = write;
+      ASSERT_TRUE(step(forked.state(), input, threads).ok());
+      // Of windows, what lies behind the cursor may differ.
+      EXPECT_EQ(std::memcmp(forked.page(write[0]), layer.page(1),
+                            static_cast<std::size_t>(layer.layer.codec->page_bytes())),
+                0)
+          << name << t;
+    }
+  }
+}
+
 TEST(Contract, WrongSlotsAreRefused) {
   ThreadPool threads(1);
   OneLayer layer("int8", kGrouped, 4);

@@ -15,8 +15,6 @@
 namespace statepack {
 namespace {
 
-constexpr float kLargest = std::numeric_limits<float>::max();
-
 // What an element of a state becomes: loops over a row with one step a column.
 struct Element {
   int bits;

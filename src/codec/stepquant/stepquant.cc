@@ -210,7 +210,7 @@ Result<std::unique_ptr<LayerCodec>> StepquantCodec::make(const LayerShape& shape
                                           ": with one gate a head all its rows have one width");
       }
       const bool pivot = row.bits == kPivotBits;
-      head.signed_magnitude = scalar && row.bits == 2;
+      head.signed_magnitude = scalar && row.bits == 2 && fit == Fit::kDual;
       head.uniform_bits = scalar ? row.bits : 0;
       if (pivot) {
         tile_bytes = even(tile_bytes);
@@ -394,11 +394,11 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
   }
 }
 
-// r_i = h16( max_j |X_ij| / (Q_i n_i) ),  z_ij = enc(X_ij / (r_i n_i))
+// r_i = h16( max_j |X_ij| / (Q_i n_i) ),  z_ij = enc(X_ij / (r_i n_i)). Codes are integers at every
+// width: levels without a zero would need the fit to keep a sparse row.
 void StepquantCodec::encode_by_rows(int h, const float* X, std::uint8_t* page,
                                     const Arrays& a) const {
-  const int V = shape_.V, n_groups = groups(h);
-  const int width = n_groups == 1 ? V : group_;
+  const int V = shape_.V;
   const Head& head = heads_[static_cast<std::size_t>(h)];
   std::fill_n(a.c, V, 1.0f);
   for (int i = 0; i < shape_.K; ++i) {
@@ -410,19 +410,11 @@ void StepquantCodec::encode_by_rows(int h, const float* X, std::uint8_t* page,
       scatter(head, row, a.run, page);
       continue;
     }
-    const float Q = head.signed_magnitude ? 3.0f : peak_code(row.bits);
-    for (int g = 0, begin = 0; g < n_groups; ++g, begin += width) {
-      const int n = std::min(width, V - begin);
-      const std::uint16_t stored = encode_scale(peak_of(x + begin, n) / (Q * norm(row)));
-      a.rows[row.scale + g] = stored;
-      stepquant::normalise(x + begin, n, f16_to_f32(stored) * norm(row), a.y + begin,
-                           a.peak + begin);
-    }
-    if (head.signed_magnitude) {
-      stepquant::encode_signed(a.y, a.c, V, a.u);
-    } else {
-      stepquant::encode(a.y, a.c, V, peak_code(row.bits), a.u);
-    }
+    const float Q = peak_code(row.bits);
+    const std::uint16_t stored = encode_scale(peak_of(x, V) / (Q * norm(row)));
+    a.rows[row.scale] = stored;
+    stepquant::normalise(x, V, f16_to_f32(stored) * norm(row), a.y, a.peak);
+    stepquant::encode(a.y, a.c, V, Q, a.u);
     std::memset(a.run + packed_bytes(V, row.bits), 0, kRunSlack);
     pack_codes(a.u, V, row.bits, a.run);
     scatter(head, row, a.run, page);

@@ -36,7 +36,7 @@ class StepquantCodec final : public LayerCodec {
  public:
   enum class Fit : std::uint8_t {
     kDual,  ///< the method: a scale from the row's mean and weight, column scales fitted
-    kRows,  ///< for comparison: absmax / Q a row alone; no column scales are stored
+    kRows,  ///< for comparison: absmax / Q a row alone, no column scales, integers at 2 bits
   };
   /// `group`: columns that share a row scale in 2-bit rows of a scalar gate.
   /// `shape` has passed check_shape(). Errors: kMismatch (no plan, or one of another shape),
