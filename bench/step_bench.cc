@@ -122,6 +122,7 @@ std::unique_ptr<Plan> plan_for(const Scheme& scheme, const std::vector<LayerShap
     for (int i = 0; i < shape.n_value_heads * shape.K; ++i) {
       layer.bits.push_back(static_cast<std::uint8_t>(4 + 2 * (i % 3)));
       layer.row_weight.push_back(1.0f);
+      layer.row_scale.push_back(1.0f);
     }
     for (int h = 0; h < shape.n_value_heads; ++h) layer.high.push_back(h % 4 == 0);
     plan->layers.push_back(std::move(layer));

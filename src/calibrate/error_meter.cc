@@ -17,8 +17,11 @@ std::vector<T> slice(const std::vector<T>& all, int head, int n_heads) {
 }
 
 LayerPlan head_plan(const LayerPlan& plan, int head, int n_heads) {
-  return {slice(plan.bits, head, n_heads), slice(plan.row_weight, head, n_heads),
-          slice(plan.high, head, n_heads)};
+  LayerPlan one;
+  one.bits = slice(plan.bits, head, n_heads);
+  one.row_weight = slice(plan.row_weight, head, n_heads);
+  one.high = slice(plan.high, head, n_heads);
+  return one;
 }
 
 void add_to(std::vector<double>& sums, const std::vector<double>& other) {

@@ -25,8 +25,8 @@ Status make_high_heads(const CodecConfig& config, int period, CalibrationRun& ru
   std::vector<std::vector<LayerPlan>> variants(2);
   for (const LayerShape& shape : shapes) {
     for (const int high : {0, 1}) {
-      variants[at(high)].push_back(
-          {{}, {}, std::vector(at(shape.n_value_heads), static_cast<std::uint8_t>(high))});
+      variants[at(high)].emplace_back().high.assign(at(shape.n_value_heads),
+                                                    static_cast<std::uint8_t>(high));
     }
   }
   SP_ASSIGN_OR_RETURN(ErrorMeter meter,

@@ -77,6 +77,7 @@ std::string scheme_help() {
       text += i == 0 ? ':' : '|';
       text += codec->args[i];
     }
+    if (codec->arg_rule.has_value()) text += fmt::format(" ({})", codec->arg_rule->words);
   }
   return text;
 }

@@ -330,6 +330,7 @@ Result<int> inspect_plan(const Options& options) {
                 {"model_fingerprint", plan.model_fingerprint},
                 {"payload_bits", bits.payload},
                 {"page_bytes", bits.page_bytes},
+                {"shared_bytes", bits.shared_bytes},
                 {"page_parts", parts_json(bits.parts)},
                 {"rows_by_bits", widths},
                 {"settings", plan.settings},
@@ -341,6 +342,9 @@ Result<int> inspect_plan(const Options& options) {
                   "pages        {} a sequence, {:.3f} bits a value\n",
                   plan.kind, plan.scheme, plan.fingerprint(), plan.model_fingerprint,
                   bytes_text(bits.page_bytes), bits.payload));
+  if (bits.shared_bytes > 0) {
+    print(fmt::format("transforms   {}, once for all sequences\n", bytes_text(bits.shared_bytes)));
+  }
   for (const auto& [key, value] : plan.settings) print(fmt::format("{:<12} {}\n", key, value));
   Table parts({"of a page", "bytes", "bits a value"});
   const Json of_page = parts_json(bits.parts);

@@ -28,6 +28,10 @@ struct LayerPlan {
   std::vector<std::uint8_t> bits;
   std::vector<float> row_weight;   ///< [HV*K] w of STEPQuant, finite and > 0
   std::vector<std::uint8_t> high;  ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
+  std::vector<float> row_scale;  ///< [HV*K] r of klt: a row's RMS to that of all rows, finite, > 0
+  /// M of klt, [n][K][K] row-major, one for each key head (n = H) or value head (n = HV), every
+  /// value an f16; empty: the identity.
+  std::vector<float> transform;
 };
 
 /// Payload bytes of a page by what they hold. total() equals page_bytes() of the codec.
@@ -113,8 +117,9 @@ class LayerCodec {
     return nullptr;
   }
 
-  /// A codec may keep Z = M S instead of S. Then writes use M k and reads use M^-T q, M^-T k; these
-  /// give the row-major [K][K] matrices of a value head, or nullptr for the identity.
+  /// A codec may keep Z = M S instead of S. Then writes use M k and reads use M^-T q, M^-T k. These
+  /// give row-major [K][K] matrices T of a value head such that the vector used is y_j = sum_i x_i
+  /// T_ij, which are M^T and M^-1; nullptr for the identity. Heads that share one give one pointer.
   virtual const float* write_transform(int head) const { return (void)head, nullptr; }
   virtual const float* read_transform(int head) const { return (void)head, nullptr; }
 
@@ -147,10 +152,12 @@ struct CodecConfig {
 
 /// One codec of the list. Everything that others need to know about it is asked here.
 struct CodecInfo {
-  std::string_view name;               ///< word of the scheme name, tag on disk
-  std::uint16_t id;                    ///< on disk; never reused
-  std::string_view help;               ///< one line
-  std::vector<std::string_view> args;  ///< allowed arguments, the first is the default; empty: none
+  std::string_view name;  ///< word of the scheme name, tag on disk
+  std::uint16_t id;       ///< on disk; never reused
+  std::string_view help;  ///< one line
+  /// Allowed arguments, the first is the default; empty: none. Beside an `arg_rule`, the usual
+  /// ones.
+  std::vector<std::string_view> args;
   std::vector<CodecOption> options;
   /// What a plan must provide for this codec ("" = no plan): "stepquant", "pace-high", "damp-rows".
   /// The empty string for an argument that needs none (pace:4).
@@ -166,6 +173,15 @@ struct CodecInfo {
   Result<std::unique_ptr<LayerCodec>> (*make)(const CodecConfig&, const LayerShape&,
                                               const LayerPlan* plan);
   std::vector<Rounding> roundings = {Rounding::kNearest};  ///< the rules that it can follow
+  /// Where more arguments are allowed than a list can name: whether `arg` is one, in its only
+  /// spelling, and what is allowed in words ("1 to 8 in steps of 0.25").
+  struct ArgRule {
+    bool (*allows)(std::string_view arg);
+    std::string_view words;
+  };
+  std::optional<ArgRule> arg_rule = std::nullopt;
+
+  bool allows_arg(std::string_view arg) const;
 };
 
 /// All codecs, in the order in which help lists them. Defined in codec/all.cc, the only list.

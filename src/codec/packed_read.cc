@@ -48,7 +48,8 @@ HWY_INLINE void load_nibbles(const std::uint8_t* at, hn::Vec<DU> (&words)[kParts
 #endif
 }
 
-/// float(u ^ kFlip) - offset of the low nibble u at every place, where 16 lanes fit out of a table.
+/// float(u ^ kFlip) - offset of the low nibble u at every place, where 16 lanes fit out of a
+/// table.
 template <std::uint32_t kFlip>
 HWY_INLINE V nibble_value(hn::Vec<DU> word, V table, V offset) {
   const D d;
@@ -64,7 +65,7 @@ HWY_INLINE V nibble_value(hn::Vec<DU> word, V table, V offset) {
 #endif
 }
 
-template <std::uint32_t kFlip, int kOffset>
+template <std::uint32_t kFlip, int kTwiceOffset>
 struct Nibbles {
   static constexpr bool kPaired = true;
   static constexpr std::int64_t kHighBytes = 0, kBytes = 8;
@@ -73,10 +74,10 @@ struct Nibbles {
     const D d;
     HWY_ALIGN float values[kRunLength];
     for (std::uint32_t u = 0; u < kRunLength; ++u) {
-      values[u] = static_cast<float>(static_cast<int>(u ^ kFlip) - kOffset);
+      values[u] = static_cast<float>(u ^ kFlip) - 0.5f * kTwiceOffset;
     }
     table = hn::Load(d, values);
-    offset = hn::Set(d, static_cast<float>(kOffset));
+    offset = hn::Set(d, 0.5f * kTwiceOffset);
   }
   HWY_INLINE void load(const std::uint8_t* at, const std::uint8_t*, V (&out)[kParts]) const {
     hn::Vec<DU> words[kParts];
@@ -116,7 +117,7 @@ struct Planes6 {
   }
 };
 
-template <class Byte, int kOffset>
+template <class Byte, int kTwiceOffset>
 struct Bytes {
   static constexpr bool kPaired = false;
   static constexpr std::int64_t kHighBytes = 0, kBytes = 16;
@@ -126,41 +127,53 @@ struct Bytes {
     for (int h = 0; h < kParts; ++h) {
       const auto bytes = hn::LoadU(db, reinterpret_cast<const Byte*>(at) + h * kLanes);
       out[h] = hn::ConvertTo(d, hn::PromoteTo(DI(), bytes));
-      if constexpr (kOffset != 0) out[h] = hn::Sub(out[h], hn::Set(d, kOffset));
+      if constexpr (kTwiceOffset != 0) out[h] = hn::Sub(out[h], hn::Set(d, 0.5f * kTwiceOffset));
     }
   }
 };
 
-/// Reads 16 bytes, four more than its own.
-struct Six {
+/// The two bytes that code t of kBits touches, at the bottom of word t, and its first bit in them.
+template <int kBits>
+struct TwoBytes {
+  alignas(64) std::uint8_t places[4 * kRunLength];
+  alignas(64) std::uint32_t shifts[kRunLength];
+  constexpr TwoBytes() : places(), shifts() {
+    for (int t = 0; t < kRunLength; ++t) {
+      const int first = kBits * t / 8;
+      places[4 * t] = static_cast<std::uint8_t>(first);
+      places[4 * t + 1] = static_cast<std::uint8_t>(first + 1);
+      places[4 * t + 2] = places[4 * t + 3] = 128;  // none
+      shifts[t] = static_cast<std::uint32_t>(kBits * t % 8);
+    }
+  }
+};
+
+/// 3, 5 or 6 bits; reads 16 bytes, more than its own.
+template <int kBits, int kTwiceOffset>
+struct AcrossBytes {
   static constexpr bool kPaired = false;
-  static constexpr std::int64_t kHighBytes = 0, kBytes = 12;
+  static constexpr std::int64_t kHighBytes = 0, kBytes = 2 * kBits;
   HWY_INLINE void load(const std::uint8_t* at, const std::uint8_t*, V (&out)[kParts]) const {
     const D d;
+    constexpr std::uint32_t kMask = (1u << kBits) - 1;
 #if HWY_TARGET == HWY_SCALAR
     for (int t = 0; t < kParts; ++t) {
       std::uint32_t bits = 0;
-      std::memcpy(&bits, at + 6 * t / 8, 2);
-      out[t] = hn::Set(d, static_cast<float>(static_cast<int>(bits >> (6 * t % 8) & 63) - 31));
+      std::memcpy(&bits, at + kBits * t / 8, 2);
+      out[t] =
+          hn::Set(d, static_cast<float>(bits >> (kBits * t % 8) & kMask) - 0.5f * kTwiceOffset);
     }
 #else
     const DU du;
-    // The two bytes that code t touches, at the bottom of word t: t = 4 q + l starts at byte
-    // 3 q + {0, 0, 1, 2}[l], bit {0, 6, 4, 2}[l].
-    alignas(16) static constexpr std::uint8_t kPlaces[kRunLength / 4][16] = {
-        {0, 1, 128, 128, 0, 1, 128, 128, 1, 2, 128, 128, 2, 3, 128, 128},
-        {3, 4, 128, 128, 3, 4, 128, 128, 4, 5, 128, 128, 5, 6, 128, 128},
-        {6, 7, 128, 128, 6, 7, 128, 128, 7, 8, 128, 128, 8, 9, 128, 128},
-        {9, 10, 128, 128, 9, 10, 128, 128, 10, 11, 128, 128, 11, 12, 128, 128}};
-    alignas(16) static constexpr std::uint32_t kShifts[4] = {0, 6, 4, 2};
+    static constexpr TwoBytes<kBits> kTable;
     const hn::Repartition<std::uint8_t, D> d8;
     const auto run = hn::LoadDup128(d8, at);
-    const auto shifts = hn::LoadDup128(du, kShifts);
     for (int h = 0; h < kParts; ++h) {
-      const auto places = hn::Load(d8, kPlaces[h * kLanes / 4]);
+      const auto places = hn::Load(d8, kTable.places + 4 * h * kLanes);
       const auto words = hn::BitCast(du, hn::TableLookupBytesOr0(run, places));
-      const auto codes = hn::And(hn::Shr(words, shifts), hn::Set(du, 63));
-      out[h] = hn::Sub(hn::ConvertTo(d, hn::BitCast(DI(), codes)), hn::Set(d, 31.0f));
+      const auto shifts = hn::Load(du, kTable.shifts + h * kLanes);
+      const auto codes = hn::And(hn::Shr(words, shifts), hn::Set(du, kMask));
+      out[h] = hn::Sub(hn::ConvertTo(d, hn::BitCast(DI(), codes)), hn::Set(d, 0.5f * kTwiceOffset));
     }
 #endif
   }
@@ -213,21 +226,31 @@ HWY_INLINE void with_decoder(RunCodes codes, Fn&& fn) {
     case RunCodes::kSigned6:
       return fn(Planes6());
     case RunCodes::kSigned4:
-      return fn(Nibbles<8, 8>());
+      return fn(Nibbles<8, 16>());
     case RunCodes::kUnsigned8:
       return fn(Bytes<std::uint8_t, 0>());
     case RunCodes::kUnsigned4:
       return fn(Nibbles<0, 0>());
     case RunCodes::kOffset8:
-      return fn(Bytes<std::uint8_t, 127>());
+      return fn(Bytes<std::uint8_t, 254>());
     case RunCodes::kOffset6:
-      return fn(Six());
+      return fn(AcrossBytes<6, 62>());
     case RunCodes::kOffset4:
-      return fn(Nibbles<0, 7>());
+      return fn(Nibbles<0, 14>());
     case RunCodes::kLevels2:
       return fn(Levels2());
     case RunCodes::kHalf:
       return fn(Halves());
+    case RunCodes::kMidrise3:
+      return fn(AcrossBytes<3, 7>());
+    case RunCodes::kMidrise4:
+      return fn(Nibbles<0, 15>());
+    case RunCodes::kMidrise5:
+      return fn(AcrossBytes<5, 31>());
+    case RunCodes::kMidrise6:
+      return fn(AcrossBytes<6, 63>());
+    case RunCodes::kMidrise8:
+      return fn(Bytes<std::uint8_t, 255>());
   }
 }
 
@@ -431,15 +454,16 @@ HWY_INLINE void unpair(V (&v)[kParts]) {
 }
 
 void restore_tiles_kernel(const CodeTiles& tiles, const float* r, int r_stride, const float* c,
-                          float* X, int X_stride) {
+                          float* X, int X_stride, const std::int32_t* places) {
   const D d;
   with_decoder(tiles.codes, [&](const auto decoder) HWY_ATTR {
     for (int t = 0; t < tiles.n_tiles; ++t) {
       const std::uint8_t* at = tiles.first + t * tiles.stride;
       V column[kParts];
       for (int h = 0; h < kParts; ++h) column[h] = hn::LoadU(d, c + t * kRunLength + h * kLanes);
-      float* x = X + t * kRunLength;
-      for (int i = 0; i < tiles.K; ++i, at += decoder.kBytes, x += X_stride) {
+      for (int i = 0; i < tiles.K; ++i, at += decoder.kBytes) {
+        const std::int64_t place = places == nullptr ? i : places[i];
+        float* const x = X + place * X_stride + t * kRunLength;
         V z[kParts];
         decoder.load(at, nullptr, z);
         if constexpr (decoder.kPaired) unpair(z);
@@ -526,8 +550,8 @@ void read_tiles(const CodeTiles& tiles, const float* a, const float* b, float* p
 }
 
 void restore_tiles(const CodeTiles& tiles, const float* r, int r_stride, const float* c, float* X,
-                   int X_stride) {
-  HWY_DYNAMIC_DISPATCH(restore_tiles_kernel)(tiles, r, r_stride, c, X, X_stride);
+                   int X_stride, const std::int32_t* places) {
+  HWY_DYNAMIC_DISPATCH(restore_tiles_kernel)(tiles, r, r_stride, c, X, X_stride, places);
 }
 
 void read_low_rank(const std::uint8_t* factors, int rank, int K, int V, const float* a,

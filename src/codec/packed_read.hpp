@@ -22,6 +22,13 @@ enum class RunCodes : std::uint8_t {
   kOffset4,    ///< 8 bytes; c = u - 7
   kLevels2,    ///< 4 bytes; c = 2 u - 3
   kHalf,       ///< 32 bytes, f16
+  // Mid-rise codes of b bits, c = u - (2^b - 1) / 2; at 2 bits kLevels2 has twice that. The 16
+  // bytes from the last run on must be readable.
+  kMidrise3,  ///< 6 bytes
+  kMidrise4,  ///< 8 bytes
+  kMidrise5,  ///< 10 bytes
+  kMidrise6,  ///< 12 bytes
+  kMidrise8,  ///< 16 bytes
 };
 
 inline constexpr int kRunLength = 16;
@@ -31,12 +38,18 @@ constexpr std::int64_t run_bytes(RunCodes codes) {
     case RunCodes::kHalf:
       return 32;
     case RunCodes::kOffset6:
+    case RunCodes::kMidrise6:
       return 12;
+    case RunCodes::kMidrise5:
+      return 10;
     case RunCodes::kSigned6:
     case RunCodes::kSigned4:
     case RunCodes::kUnsigned4:
     case RunCodes::kOffset4:
+    case RunCodes::kMidrise4:
       return 8;
+    case RunCodes::kMidrise3:
+      return 6;
     case RunCodes::kLevels2:
       return 4;
     default:
@@ -75,9 +88,9 @@ struct CodeTiles {
 void read_tiles(const CodeTiles& tiles, const float* a, const float* b, float* p, float* r);
 
 /// x_ij = (r_i s_j) c_ij for the same columns, r_i = r[i * r_stride]; rows of X are X_stride floats
-/// apart.
+/// apart. Row i of the tiles becomes row places[i] of X, or row i where `places` is null.
 void restore_tiles(const CodeTiles& tiles, const float* r, int r_stride, const float* s, float* X,
-                   int X_stride);
+                   int X_stride, const std::int32_t* places = nullptr);
 
 /// Adds a state of low rank to both reads: p_j += sum_m (sum_i a_i key_mi) value_mj, r likewise
 /// with b. Factor m is K halves of key and then V halves of value, behind factor m - 1.

@@ -73,6 +73,10 @@ SP_CLONES void load_scales(const std::uint16_t* __restrict stored, std::int64_t 
   for (std::int64_t j = 0; j < n; ++j) value[j] = f16_to_f32(stored[j]);
 }
 
+SP_CLONES void add(const float* __restrict x, std::int64_t n, float* __restrict y) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] += x[j];
+}
+
 SP_CLONES void multiply(const float* x, const float* y, std::int64_t n, float* out) {
   for (std::int64_t j = 0; j < n; ++j) out[j] = x[j] * y[j];
 }

@@ -28,6 +28,9 @@ void make_scales(const float* peak, std::int64_t n, float levels, std::uint16_t*
 /// value[j] = the value of the half stored[j].
 void load_scales(const std::uint16_t* stored, std::int64_t n, float* value);
 
+/// y[j] += x[j].
+void add(const float* x, std::int64_t n, float* y);
+
 /// out[j] = x[j] y[j]; `out` may be either.
 void multiply(const float* x, const float* y, std::int64_t n, float* out);
 

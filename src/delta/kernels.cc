@@ -19,14 +19,6 @@ std::int32_t magnitude_bits(float x) {
 
 SP_CLONES float dot(const float* x, const float* y, int n) { return lane_dot(x, y, n); }
 
-void transform(const float* M, int n, const float* x, float* y) {
-  for (int i = 0; i < n; ++i) y[i] = dot(M + std::int64_t{i} * n, x, n);
-}
-
-SP_CLONES void add_scaled(float c, const float* __restrict x, int n, float* __restrict y) {
-  for (int j = 0; j < n; ++j) y[j] += c * x[j];
-}
-
 SP_CLONES std::int32_t correct(const float* __restrict p, const float* __restrict r,
                                const float* __restrict v, float beta, float kq, int n,
                                float* __restrict u, float* __restrict o) {

@@ -48,12 +48,6 @@ std::int32_t correct(const float* p, const float* r, const float* v, float beta,
 /// sum_i x_i y_i in the order of base/lane_sum.hpp.
 float dot(const float* x, const float* y, int n);
 
-/// y_i = dot(row i of M, x): M [n][n].
-void transform(const float* M, int n, const float* x, float* y);
-
-/// y_j += c x_j.
-void add_scaled(float c, const float* x, int n, float* y);
-
 /// Peak of |x|.
 std::int32_t peak_bits(const float* x, std::int64_t n);
 

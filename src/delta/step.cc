@@ -11,6 +11,7 @@
 #include "base/check.hpp"
 #include "base/half.hpp"
 #include "delta/kernels.hpp"
+#include "delta/small_gemm.hpp"
 
 namespace statepack {
 namespace {
@@ -80,6 +81,7 @@ struct Scratch {
   float* a = nullptr;              // [K] read key of the page
   float* b = nullptr;              // [K] read query of the page
   float* w = nullptr;              // [K] write key
+  float* written = nullptr;        // [capacity][K] write keys of records
   float* gamma = nullptr;          // [gate_width] decay of the page
   float* sum = nullptr;            // [gate_width]
   std::uint8_t* record = nullptr;  // one record in storage format
@@ -90,7 +92,7 @@ struct Scratch {
     const std::int64_t width = layer.shape.gate_width();
     const auto floats = [](std::int64_t count) { return (count * 4 + 63) / 64 * 64; };
     const std::size_t n_bytes = static_cast<std::size_t>(
-        floats(K * V) + floats(RowSource::kMaxRows * V) + floats(n * K) + floats(n * V) +
+        floats(K * V) + floats(RowSource::kMaxRows * V) + 2 * floats(n * K) + floats(n * V) +
         floats(n * width) + 4 * floats(n + 1) + 3 * floats(V) + 3 * floats(K) + 2 * floats(width) +
         (one.n_bytes() + 63) / 64 * 64 + static_cast<std::int64_t>(layer.codec->scratch_bytes()));
     memory_.grow(n_bytes);
@@ -103,6 +105,7 @@ struct Scratch {
     S = take(K * V);
     rows = take(RowSource::kMaxRows * V);
     keys = take(n * K);
+    written = take(n * K);
     values = take(n * V);
     gates = take(n * width);
     betas = take(n + 1), decays = take(n + 1), with_k = take(n + 1), with_q = take(n + 1);
@@ -133,6 +136,9 @@ struct Token {
   const float* v = nullptr;  // [V]
   const float* g = nullptr;  // [gate_width]
   float beta = 0;
+  // [K] what the page is read at where the codec keeps Z = M S: M^-T q and M^-T k
+  const float* read_q = nullptr;
+  const float* read_k = nullptr;
 };
 
 /// An updated state, made a few rows at a time.
@@ -197,7 +203,7 @@ class Head {
     }
     load_records(block, n);
     decay_records(block, n, token.g);
-    read_page(token.k, token.q);
+    read_page(token.k, token.q, token.read_k, token.read_q);
     read_records(n, token);
     // u = beta (v - S'^T k);  o = S'^T q + (k . q) u, with k and u not yet rounded
     const float kq = kernel::dot(token.k, token.q, K_);
@@ -371,22 +377,18 @@ class Head {
   }
 
   /// p = S'^T k and r = S'^T q of the state, S' = Gamma o S: of state_ where it is there, else of
-  /// the packed page if the codec can. A codec that keeps Z = M S is read at M^-T x.
-  void read_page(const float* k, const float* q) {
-    const float* R = codec_.read_transform(head_);
+  /// the packed page if the codec can. A codec that keeps Z = M S is read at M^-T k and M^-T q,
+  /// which are made here unless given.
+  void read_page(const float* k, const float* q, const float* read_k, const float* read_q) {
     const float* a = k;
     const float* b = q;
-    if constexpr (gate == Gate::kChannel) {
-      for (int i = 0; i < K_; ++i) x_.a[i] = x_.gamma[i] * k[i];
-      for (int i = 0; i < K_; ++i) x_.b[i] = x_.gamma[i] * q[i];
-      a = x_.a;
-      b = x_.b;
+    if (const float* T = codec_.read_transform(head_)) {
+      a = read_k != nullptr ? read_k : transformed(T, k, x_.a);
+      b = read_q != nullptr ? read_q : transformed(T, q, x_.b);
     }
-    if (R != nullptr) {
-      kernel::transform(R, K_, a, x_.w);
-      std::copy_n(x_.w, K_, x_.a);
-      kernel::transform(R, K_, b, x_.w);
-      std::copy_n(x_.w, K_, x_.b);
+    if constexpr (gate == Gate::kChannel) {  // M is diagonal then
+      for (int i = 0; i < K_; ++i) x_.a[i] = x_.gamma[i] * a[i];
+      for (int i = 0; i < K_; ++i) x_.b[i] = x_.gamma[i] * b[i];
       a = x_.a;
       b = x_.b;
     }
@@ -404,12 +406,16 @@ class Head {
     }
   }
 
+  /// x T into `to` [K], which is returned.
+  const float* transformed(const float* T, const float* x, float* to) const {
+    small_gemm(1, K_, K_, x, K_, 1, T, K_, to, K_, false);
+    return to;
+  }
+
   /// M k, or k where the codec keeps S itself.
   const float* write_key(const float* k) {
-    const float* M = codec_.write_transform(head_);
-    if (M == nullptr) return k;
-    kernel::transform(M, K_, k, x_.w);
-    return x_.w;
+    const float* T = codec_.write_transform(head_);
+    return T == nullptr ? k : transformed(T, k, x_.w);
   }
 
   /// D S + k u^T.
@@ -421,12 +427,12 @@ class Head {
   /// Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch.
   kernel::Update all_updates(int n) {
     decay_keys(n, nullptr);
-    for (int m = 0; m < n; ++m) {
-      float* key = x_.keys + std::int64_t{m} * K_;
-      const float* written = write_key(key);
-      if (written != key) std::copy_n(written, K_, key);
+    const float* keys = x_.keys;
+    if (const float* T = codec_.write_transform(head_)) {
+      small_gemm(n, K_, K_, x_.keys, K_, 1, T, K_, x_.written, K_, false);
+      keys = x_.written;
     }
-    return {x_.gamma, kStride, n, x_.keys, K_, x_.values};
+    return {x_.gamma, kStride, n, keys, K_, x_.values};
   }
 
   /// Packs the updated S: a few rows at a time where the codec takes them so, else out of scratch.
@@ -451,7 +457,7 @@ class Head {
       kernel::exp_all(gates, gate_width(), x_.gamma);
     }
     state_ = S;
-    read_page(k, k);
+    read_page(k, k, nullptr, nullptr);
     for (int j = 0; j < V_; ++j) x_.u[j] = x_.betas[m] * (v[j] - x_.p[j]);
     kernel::update(S, K_, V_, {x_.gamma, kStride, 1, write_key(k), K_, x_.u}, x_.S);
   }
@@ -497,6 +503,7 @@ struct Row {
 struct Workspace {
   std::vector<Row> rows;
   std::vector<float> u;                   // [rows of a wave][HV][V]
+  std::vector<float> reads;               // of a wave, see ReadVectors
   AlignedBytes pages;                     // staged pages of a wave
   std::vector<std::uint64_t> written_in;  // [n_slots] the last call that named the slot as written
   std::uint64_t call = 0;
@@ -600,6 +607,71 @@ void fill_output(const LayerState& state, const StepInput& input, std::int64_t r
               value);
 }
 
+/// What a wave's pages are read at where the codec keeps Z = M S: M^-T k and M^-T q of every row,
+/// made for many rows at a time, so that M^-1 is loaded once for all of them, and once for all
+/// value heads that share it and the key.
+class ReadVectors {
+ public:
+  explicit ReadVectors(const LayerState& state)
+      : codec_(*state.layer->codec), shape_(state.layer->shape) {
+    if (codec_.read_transform(0) == nullptr) return;
+    n_units_ = shape_.n_key_heads;
+    for (int head = 0; head < shape_.n_value_heads; ++head) {
+      const int first = shape_.key_head(head) * shape_.group();
+      if (codec_.read_transform(head) != codec_.read_transform(first)) {
+        n_units_ = shape_.n_value_heads;
+      }
+    }
+  }
+  std::int64_t floats_a_row() const { return std::int64_t{2} * n_units_ * shape_.K; }
+
+  /// Fills `to`, floats_a_row() for each row of the wave.
+  void make(const StepInput& input, std::span<const Row> wave, ThreadPool& threads,
+            float* to) const {
+    if (n_units_ == 0) return;
+    const std::int64_t n_blocks = (std::ssize(wave) + kBlock - 1) / kBlock;
+    threads.parallel_for(n_blocks * n_units_, [&](std::int64_t task, int) {
+      const std::int64_t K = shape_.K, block = task / n_units_, unit = task % n_units_;
+      const int head = static_cast<int>(unit) * (shape_.n_value_heads / n_units_);
+      const std::int64_t key_at = shape_.key_head(head) * K;
+      const std::span<const Row> rows = rows_of(wave, block);
+      thread_local std::vector<float> inputs;  // [rows][2][K]
+      inputs.resize(static_cast<std::size_t>(std::int64_t{2} * kBlock * K));
+      float* x = inputs.data();
+      for (const Row& row : rows) {
+        std::copy_n(input.k + row.index * input.k_stride + key_at, K, x);
+        std::copy_n(input.q + row.index * input.q_stride + key_at, K, x + K);
+        x += 2 * K;
+      }
+      small_gemm(2 * static_cast<int>(rows.size()), shape_.K, shape_.K, inputs.data(), K, 1,
+                 codec_.read_transform(head), K,
+                 to + block * kBlock * floats_a_row() + unit * 2 * std::ssize(rows) * K, K, false);
+    });
+  }
+
+  /// Points a token's reads at row i of the wave.
+  void set(std::span<const Row> wave, std::int64_t i, int head, const float* from,
+           Token& token) const {
+    if (n_units_ == 0) return;
+    const std::int64_t K = shape_.K, block = i / kBlock;
+    const std::int64_t unit = head / (shape_.n_value_heads / n_units_);
+    const std::int64_t at = unit * std::ssize(rows_of(wave, block)) + i % kBlock;
+    token.read_k = from + block * kBlock * floats_a_row() + at * 2 * K;
+    token.read_q = token.read_k + K;
+  }
+
+ private:
+  static constexpr std::int64_t kBlock = 16;  // rows: their vectors and M^-1 fit the second cache
+  static std::span<const Row> rows_of(std::span<const Row> wave, std::int64_t block) {
+    const auto begin = static_cast<std::size_t>(block * kBlock);
+    return wave.subspan(begin, std::min<std::size_t>(kBlock, wave.size() - begin));
+  }
+
+  const LayerCodec& codec_;
+  const LayerShape& shape_;
+  int n_units_ = 0;  // transforms of a row: none, one a key head, one a value head
+};
+
 /// Whether pages are the f32 states themselves and every step rewrites them where they lie.
 bool works_in_place(const LayerState& state) {
   return state.scheme->period == 1 && state.layer->codec->in_place(0, state.pages) != nullptr;
@@ -607,9 +679,9 @@ bool works_in_place(const LayerState& state) {
 
 /// First half: outputs, corrections and new pages of one head; no slot is written.
 template <Gate gate>
-void compute_head(const LayerState& state, const StepInput& input, Row& row, int head, float* u) {
+void compute_head(const LayerState& state, const StepInput& input, Row& row, int head,
+                  const Token& token, float* u) {
   const LayerShape& shape = state.layer->shape;
-  const Token token = token_of(state, input, row, head);
   const std::uint8_t* page = page_of(state, row.read);
   const std::uint8_t* block = window_of(state, row.read);
   float* o = input.out + row.index * input.out_stride + std::int64_t{head} * shape.V;
@@ -705,8 +777,14 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
   const auto u_of = [&](std::int64_t i, std::int64_t head) {
     return u + (i * HV + head) * shape.V;
   };
+  const ReadVectors read_vectors(state);
+  float* const reads = thread_workspace().reads.data();
+  read_vectors.make(input, wave, threads, reads);
   const auto compute = [&](std::int64_t i, std::int64_t head) {
-    compute_head<gate>(state, input, row_at(i), static_cast<int>(head), u_of(i, head));
+    const int h = static_cast<int>(head);
+    Token token = token_of(state, input, row_at(i), h);
+    read_vectors.set(wave, i, h, reads, token);
+    compute_head<gate>(state, input, row_at(i), h, token, u_of(i, head));
   };
   const auto write = [&](std::int64_t i, std::int64_t head) {
     write_head<gate>(state, input, row_at(i), static_cast<int>(head), u_of(i, head));
@@ -855,6 +933,10 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
   if (static_cast<std::int64_t>(space.u.size()) < u_floats) {
     space.u.resize(static_cast<std::size_t>(u_floats));
   }
+  const std::int64_t read_floats = rows_a_wave * ReadVectors(state).floats_a_row();
+  if (static_cast<std::int64_t>(space.reads.size()) < read_floats) {
+    space.reads.resize(static_cast<std::size_t>(read_floats));
+  }
   for_each_wave(space.rows, rows_a_wave, [&](std::span<Row> wave) {
     if (state.layer->shape.gate == Gate::kScalar) {
       step_wave<Gate::kScalar>(state, input, wave, divide_rows, threads);
@@ -928,13 +1010,8 @@ Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std
     const float* X = S + i * K * V;
     Scratch& scratch = thread_scratch();
     scratch.prepare(*state.layer, WindowLayout());
-    if (const float* M = codec.write_transform(head)) {  // Z = M S
-      std::memset(scratch.S, 0, sizeof(float) * static_cast<std::size_t>(K * V));
-      for (std::int64_t row = 0; row < K; ++row) {
-        for (std::int64_t j = 0; j < K; ++j) {
-          kernel::add_scaled(M[row * K + j], X + j * V, shape.V, scratch.S + row * V);
-        }
-      }
+    if (const float* Mt = codec.write_transform(head)) {  // Z = M S
+      small_gemm(shape.K, shape.V, shape.K, Mt, 1, K, X, V, scratch.S, V, false);
       X = scratch.S;
     }
     codec.encode(head, X, page_of(state, slot), at, scratch.codec);
@@ -951,18 +1028,14 @@ void restore_head(const LayerState& state, std::int64_t slot, int fill, int head
   Head<gate> arithmetic(*state.layer, head);
   arithmetic.materialise(page_of(state, slot), window_of(state, slot), fill);
   const float* Z = arithmetic.scratch_state();
-  const float* R = state.layer->codec->read_transform(head);
-  if (R == nullptr) {
+  const float* inverse = state.layer->codec->read_transform(head);
+  if (inverse == nullptr) {
     std::memcpy(S, Z, sizeof(float) * static_cast<std::size_t>(K * V));
     return;
   }
-  // S = M^-1 Z = R^T Z
-  std::memset(S, 0, sizeof(float) * static_cast<std::size_t>(K * V));
-  for (std::int64_t i = 0; i < K; ++i) {
-    for (std::int64_t j = 0; j < K; ++j) {
-      kernel::add_scaled(R[j * K + i], Z + j * V, state.layer->shape.V, S + i * V);
-    }
-  }
+  // S = M^-1 Z
+  const LayerShape& shape = state.layer->shape;
+  small_gemm(shape.K, shape.V, shape.K, inverse, K, 1, Z, V, S, V, false);
 }
 
 }  // namespace

@@ -105,8 +105,13 @@ Result<ModelGeometry> find_public_model(std::string_view name) {
 
 Result<Plan> nominal_plan(const Scheme& scheme, const std::vector<LayerShape>& shapes) {
   SP_ASSIGN_OR_RETURN(const CodecConfig config, codec_config(scheme));
-  int bits = 8;
+  double bits = 8;
   std::from_chars(scheme.codec_arg.data(), scheme.codec_arg.data() + scheme.codec_arg.size(), bits);
+  // Rows of the two widths around it, in turn.
+  static constexpr int kWidths[] = {0, 2, 3, 4, 5, 6, 8};
+  const int* const above = std::lower_bound(std::begin(kWidths), std::end(kWidths) - 1, bits);
+  const int* const below = *above > bits && above != kWidths ? above - 1 : above;
+  const double share = above == below ? 0 : (bits - *below) / (*above - *below);
   Plan plan;
   plan.kind = std::string(config.info->plan_kind(config));
   plan.scheme = scheme.name();
@@ -114,8 +119,13 @@ Result<Plan> nominal_plan(const Scheme& scheme, const std::vector<LayerShape>& s
   for (const LayerShape& shape : shapes) {
     const auto n_rows = static_cast<std::size_t>(shape.n_value_heads) * shape.K;
     LayerPlan layer;
-    layer.bits.assign(n_rows, static_cast<std::uint8_t>(bits));
+    for (std::size_t i = 0; i < n_rows; ++i) {
+      const bool wide = std::floor(static_cast<double>(i + 1) * share) >
+                        std::floor(static_cast<double>(i) * share);
+      layer.bits.push_back(static_cast<std::uint8_t>(wide ? *above : *below));
+    }
     layer.row_weight.assign(n_rows, 1.0F);
+    layer.row_scale.assign(n_rows, 1.0F);
     layer.high.assign(static_cast<std::size_t>(shape.n_value_heads), 0);
     std::fill_n(layer.high.begin(), (shape.n_value_heads + 3) / 4, std::uint8_t{1});
     plan.layers.push_back(std::move(layer));

@@ -1,5 +1,7 @@
 #include "scheme/layers.hpp"
 
+#include <set>
+
 #include "base/check.hpp"
 #include "scheme/config.hpp"
 
@@ -144,6 +146,14 @@ SchemeBits CompiledScheme::bits() const {
     bits.window_bytes += window.total();
     bits.cursor_bytes += static_cast<std::int64_t>(sizeof(Cursor));
     bits.alignment_bytes += (kStateAlign - payload.total() % kStateAlign) % kStateAlign;
+    std::set<const float*> transforms;
+    for (int head = 0; head < layer.shape.n_value_heads; ++head) {
+      transforms.insert(layer.codec->write_transform(head));
+      transforms.insert(layer.codec->read_transform(head));
+    }
+    transforms.erase(nullptr);
+    bits.shared_bytes += std::ssize(transforms) * layer.shape.K * layer.shape.K *
+                         static_cast<std::int64_t>(sizeof(float));
     bits.parts.codes += payload.codes;
     bits.parts.scales += payload.scales;
     bits.parts.zero_points += payload.zero_points;

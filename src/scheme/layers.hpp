@@ -25,6 +25,8 @@ struct SchemeBits {
   std::int64_t page_bytes = 0, window_bytes = 0, cursor_bytes = 0;  ///< of one slot, all layers
   /// What a slot adds so that every page starts at a multiple of kStateAlign; in neither figure.
   std::int64_t alignment_bytes = 0;
+  /// Of the transforms of all layers: kept once, for all slots, and in neither figure.
+  std::int64_t shared_bytes = 0;
   std::int64_t n_values = 0;
   PayloadBytes parts;        ///< payload by kind, summed over layers
   WindowBytes window_parts;  ///< windows by kind, summed over layers

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/check.hpp"
+#include "base/half.hpp"
 #include "base/hash.hpp"
 #include "base/safetensors.hpp"
 
@@ -36,6 +37,11 @@ void hash_number(Sha256& sha, std::uint64_t number) {
 void hash_text(Sha256& sha, std::string_view text) {
   hash_number(sha, text.size());
   sha.update(text);
+}
+
+void hash_floats(Sha256& sha, std::span<const float> values) {
+  hash_number(sha, values.size());
+  for (const float x : values) hash_number(sha, std::bit_cast<std::uint32_t>(x));
 }
 
 void hash_bytes(Sha256& sha, std::span<const std::uint8_t> bytes) {
@@ -162,6 +168,17 @@ Status check_values(const std::string& label, const std::string& prefix, const L
       return bad("row_weight", i, shape.K, "the weight is not a positive finite number");
     }
   }
+  for (std::size_t i = 0; i < layer.row_scale.size(); ++i) {
+    if (!std::isfinite(layer.row_scale[i]) || layer.row_scale[i] <= 0) {
+      return bad("row_scale", i, shape.K, "the scale is not a positive finite number");
+    }
+  }
+  for (std::size_t i = 0; i < layer.transform.size(); ++i) {
+    if (!std::isfinite(layer.transform[i])) {
+      const std::size_t row = i / static_cast<std::size_t>(shape.K);
+      return bad("transform", row, shape.K, "the row holds NaN or Inf");
+    }
+  }
   for (std::size_t i = 0; i < layer.high.size(); ++i) {
     if (layer.high[i] > 1) {
       return bad("high", i, 1, "the mark " + std::to_string(layer.high[i]) + " is neither 0 nor 1");
@@ -187,9 +204,11 @@ std::string Plan::fingerprint() const {
   }
   for (const LayerPlan& layer : layers) {
     hash_bytes(sha, layer.bits);
-    hash_number(sha, layer.row_weight.size());
-    for (const float w : layer.row_weight) hash_number(sha, std::bit_cast<std::uint32_t>(w));
+    hash_floats(sha, layer.row_weight);
     hash_bytes(sha, layer.high);
+    if (layer.row_scale.empty() && layer.transform.empty()) continue;  // plans older than these
+    hash_floats(sha, layer.row_scale);
+    hash_floats(sha, layer.transform);
   }
   return sha.hex();
 }
@@ -218,6 +237,18 @@ Status Plan::save(const std::string& path) const {
     if (!layer.high.empty()) {
       writer.add(tensor_name(i, "high"), DType::kU8, {shape.n_value_heads},
                  std::as_bytes(std::span(layer.high)));
+    }
+    if (!layer.row_scale.empty()) {
+      writer.add(tensor_name(i, "row_scale"), DType::kF32, rows,
+                 std::as_bytes(std::span(layer.row_scale)));
+    }
+    if (!layer.transform.empty()) {
+      std::vector<std::uint16_t> halves;
+      halves.reserve(layer.transform.size());
+      for (const float x : layer.transform) halves.push_back(f32_to_f16(x));
+      const std::int64_t n = std::ssize(halves) / (std::int64_t{shape.K} * shape.K);
+      writer.add(tensor_name(i, "transform"), DType::kF16, {n, shape.K, shape.K},
+                 std::as_bytes(std::span(halves)));
     }
   }
   const Json json = {{"format_version", kFormatVersion},
@@ -294,6 +325,23 @@ Result<Plan> Plan::parse(std::span<const std::byte> bytes, const std::string& la
       SP_ASSIGN_OR_RETURN(const TensorView tensor,
                           take(file, name, DType::kU8, {shape.n_value_heads}));
       layer.high = bytes_of(tensor);
+      known.insert(name);
+    }
+    if (const std::string name = tensor_name(i, "row_scale"); file.find(name) != nullptr) {
+      SP_ASSIGN_OR_RETURN(const TensorView tensor, take(file, name, DType::kF32, rows));
+      SP_ASSIGN_OR_RETURN(layer.row_scale, to_f32(tensor));
+      known.insert(name);
+    }
+    if (const std::string name = tensor_name(i, "transform"); file.find(name) != nullptr) {
+      SP_ASSIGN_OR_RETURN(const TensorView tensor,
+                          take(file, name, DType::kF16, {-1, shape.K, shape.K}));
+      if (tensor.shape[0] != shape.n_key_heads && tensor.shape[0] != shape.n_value_heads) {
+        return reader.corrupt("tensor '" + name + "' has " + std::to_string(tensor.shape[0]) +
+                              " matrices for " + std::to_string(shape.n_key_heads) +
+                              " key heads and " + std::to_string(shape.n_value_heads) +
+                              " value heads");
+      }
+      SP_ASSIGN_OR_RETURN(layer.transform, to_f32(tensor));
       known.insert(name);
     }
     SP_RETURN_IF_ERROR(check_values(label, tensor_name(i, ""), shape, layer));

@@ -14,11 +14,12 @@ namespace statepack {
 
 /// File layout: metadata {"statepack": JSON with format version, plan kind, scheme, model
 /// fingerprint, calibration data identity and settings, per-layer summary}; tensors
-/// `layers.N.bits` U8 [HV, K], `layers.N.row_weight` F32 [HV, K], `layers.N.high` U8 [HV], where N
-/// counts recurrent layers from 0.
+/// `layers.N.bits` U8 [HV, K], `layers.N.row_weight` and `layers.N.row_scale` F32 [HV, K],
+/// `layers.N.high` U8 [HV], `layers.N.transform` F16 [H or HV, K, K], where N counts recurrent
+/// layers from 0.
 struct Plan {
   static constexpr int kFormatVersion = 1;
-  std::string kind;               ///< what it provides: "stepquant", "pace-high" or "damp-rows"
+  std::string kind;  ///< what it provides: "stepquant", "pace-high", "damp-rows" or "klt"
   std::string scheme;             ///< scheme name it was made for: "stepquant:6"; what
                                   ///< follows a comma (window, codec options) binds nothing
   std::string model_fingerprint;  ///< of the checkpoint's content

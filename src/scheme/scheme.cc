@@ -217,10 +217,12 @@ Result<Scheme> Scheme::parse(std::string_view name) {
       return bad(name, Code::kInvalidArgument,
                  std::string(info.name) + " takes no ':" + config.arg + "'; leave it out");
     }
-    if (std::find(info.args.begin(), info.args.end(), config.arg) == info.args.end()) {
+    if (!info.allows_arg(config.arg)) {
+      const std::string allowed = info.arg_rule.has_value() ? std::string(info.arg_rule->words)
+                                                            : "one of " + join(info.args);
       return bad(name, Code::kInvalidArgument,
                  std::string(info.name) + ":" + config.arg + " is not known; use " +
-                     std::string(info.name) + ": with one of " + join(info.args));
+                     std::string(info.name) + ": with " + allowed);
     }
   }
 

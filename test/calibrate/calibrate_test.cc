@@ -362,7 +362,9 @@ void check_pace(std::vector<LayerShape> shapes, CombineDomains how) {
   ASSERT_TRUE(result.ok()) << result.status().message();
   EXPECT_EQ(result->plan.kind, "pace-high");
   const Oracle oracle(fixture, "pace:4/8", 24, 1, [&](int layer, int) {
-    return LayerPlan{{}, {}, std::vector<std::uint8_t>(shapes[layer].n_value_heads, 0)};
+    LayerPlan plan;
+    plan.high.assign(shapes[layer].n_value_heads, 0);
+    return plan;
   });
   double low = 0;
   for (std::size_t l = 0; l < shapes.size(); ++l) {

@@ -127,16 +127,20 @@ inline std::vector<LayerShape> shapes_for(const CodecConfig& config) {
   return shapes;
 }
 
-/// A plan with something in it for every codec: all widths, weights from 1/2 to 2.
-inline LayerPlan test_plan(const LayerShape& shape) {
+/// A plan for this codec with something in it: all widths, weights from 1/2 to 2.
+inline LayerPlan test_plan(const LayerShape& shape, const CodecConfig& config) {
   constexpr std::uint8_t kWidths[] = {4, 6, 2, 8, 16};
+  constexpr std::uint8_t kRowWidths[] = {4, 0, 3, 8, 5, 2, 6, 4, 3, 0, 2};
+  const bool by_row = config.info->plan_kind(config) == "klt";
   LayerPlan plan;
   Random random(17);
   for (int h = 0; h < shape.n_value_heads; ++h) {
     for (int i = 0; i < shape.K; ++i) {
       const int unit = shape.gate == Gate::kScalar ? h : h + i;
-      plan.bits.push_back(kWidths[unit % 5]);
+      // Klt: the third head has no bits at all.
+      plan.bits.push_back(!by_row ? kWidths[unit % 5] : h == 2 ? 0 : kRowWidths[(h + i) % 11]);
       plan.row_weight.push_back(std::exp2(2 * random.next()));
+      plan.row_scale.push_back(std::exp2(6 * random.next()));
     }
     plan.high.push_back(h % 2 == 0 ? 1 : 0);
   }

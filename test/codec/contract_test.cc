@@ -20,7 +20,7 @@ using testing::test_shapes;
 using testing::test_states;
 
 std::unique_ptr<LayerCodec> make(const CodecConfig& config, const LayerShape& shape) {
-  const LayerPlan plan = test_plan(shape);
+  const LayerPlan plan = test_plan(shape, config);
   Result<std::unique_ptr<LayerCodec>> codec =
       config.info->make(config, shape, config.info->plan_kind(config).empty() ? nullptr : &plan);
   if (!codec.ok()) {
@@ -199,7 +199,7 @@ TEST(CodecContract, PlaceInThePageIsTheState) {
 TEST(CodecContract, RefusesImpossibleShapes) {
   for (const CodecConfig& config : all_configs()) {
     const LayerShape good = test_shapes()[1];
-    const LayerPlan plan = test_plan(good);
+    const LayerPlan plan = test_plan(good, config);
     for (const LayerShape bad : {LayerShape{2, 4, 0, 128}, LayerShape{2, 4, 64, -1},
                                  LayerShape{2, 0, 64, 128}, LayerShape{0, 4, 64, 128},
                                  LayerShape{3, 4, 64, 128}, LayerShape{1, 1, 1 << 30, 1 << 30}}) {

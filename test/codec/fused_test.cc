@@ -58,7 +58,7 @@ template <class Fn>
 void for_each_case(Fn fn) {
   for (const CodecConfig& config : configs()) {
     for (const LayerShape& shape : shapes()) {
-      const LayerPlan plan = testing::test_plan(shape);
+      const LayerPlan plan = testing::test_plan(shape, config);
       auto made = config.info->make(config, shape, &plan);
       if (!made.ok()) continue;
       Case c{
@@ -151,8 +151,8 @@ TEST(Fused, RowsArePackedAsTheWholeStateIs) {
 // A value that is not finite is left to the caller.
 TEST(Fused, RowsThatAreNotFiniteAreRefused) {
   const LayerShape shape{2, 4, 128, 128, Gate::kScalar};
-  const LayerPlan plan = testing::test_plan(shape);
   const CodecConfig config = testing::config_of("stepquant", "6");
+  const LayerPlan plan = testing::test_plan(shape, config);
   const auto codec = std::move(*config.info->make(config, shape, &plan));
   std::vector<std::byte> scratch(codec->scratch_bytes());
   std::vector<std::uint8_t> page(static_cast<std::size_t>(codec->page_bytes()));

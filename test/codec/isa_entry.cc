@@ -19,6 +19,7 @@ extern "C" bool SP_ISA_ENTRY(const IsaCase& test, std::uint8_t* page, std::int64
   LayerPlan plan;
   plan.bits.assign(test.bits, test.bits + n_rows);
   plan.row_weight.assign(test.row_weight, test.row_weight + n_rows);
+  plan.row_scale.assign(test.row_scale, test.row_scale + n_rows);
   plan.high.assign(test.high, test.high + shape.n_value_heads);
   const auto codec = config.info->make(config, shape, &plan);
   if (!codec.ok() || codec.value()->page_bytes() != page_bytes) return false;

@@ -16,8 +16,9 @@ struct IsaCase {
   int rounding;  // Rounding; drawn at the place that follows
   std::uint64_t seed, step;
   std::uint32_t layer;
-  const std::uint8_t* bits;  // LayerPlan, [HV*K], [HV*K], [HV]
+  const std::uint8_t* bits;  // LayerPlan, [HV*K], [HV*K], [HV*K], [HV]
   const float* row_weight;
+  const float* row_scale;
   const std::uint8_t* high;
   const float* X;  // [K][V], encoded as every head
 };

@@ -15,7 +15,7 @@ void expect_same_bytes(IsaRun* run) {
   int n_compared = 0;
   for (const CodecConfig& config : testing::all_configs()) {
     for (const LayerShape& shape : testing::shapes_for(config)) {
-      const LayerPlan plan = testing::test_plan(shape);
+      const LayerPlan plan = testing::test_plan(shape, config);
       const auto codec = config.info->make(config, shape, &plan);
       if (!codec.ok()) continue;
       std::vector<const char*> keys, values;
@@ -46,6 +46,7 @@ void expect_same_bytes(IsaRun* run) {
                            .layer = testing::kAnyRounding.layer,
                            .bits = plan.bits.data(),
                            .row_weight = plan.row_weight.data(),
+                           .row_scale = plan.row_scale.data(),
                            .high = plan.high.data(),
                            .X = X.data()};
         ASSERT_TRUE(run(test, page.data(), static_cast<std::int64_t>(page.size()), restored.data()))

@@ -21,9 +21,9 @@ constexpr LayerShape kOddChannel{1, 2, 80, 48, Gate::kChannel};
 constexpr LayerShape kSmall{1, 2, 16, 32, Gate::kScalar};
 
 /// Widths by head or row; 2 bits among them, which scalar gates keep as signed levels.
-LayerPlan plan_of(const LayerShape& s) {
+LayerPlan plan_of(const LayerShape& s, const CodecConfig& config) {
   constexpr std::uint8_t kWidths[] = {4, 2, 6, 16, 8};
-  LayerPlan plan = any_plan(s);
+  LayerPlan plan = any_plan(s, config);
   for (int h = 0; h < s.n_value_heads; ++h) {
     for (int i = 0; i < s.K; ++i) {
       plan.bits[static_cast<std::size_t>(h * s.K + i)] =
@@ -35,8 +35,8 @@ LayerPlan plan_of(const LayerShape& s) {
 
 OneLayer layer_of(std::string_view name, const LayerShape& s, std::int64_t n_slots) {
   const Scheme scheme = parse(name);
-  const LayerPlan plan = plan_of(s);
   const auto config = codec_config(scheme);
+  const LayerPlan plan = plan_of(s, *config);
   return OneLayer(scheme, s, n_slots, expect_value(config->info->make(*config, s, &plan)));
 }
 

@@ -15,9 +15,9 @@ class Captured : public testing::TestWithParam<const char*> {};
 TEST_P(Captured, StepsAreThoseOfPlainCalls) {
   const LayerShape s{16, 32, 128, 128, Gate::kScalar};
   constexpr int kRows = 24;
-  const LayerPlan plan = any_plan(s);
   const Scheme scheme = parse(GetParam());
   const auto config = codec_config(scheme);
+  const LayerPlan plan = any_plan(s, *config);
   OneLayer host(scheme, s, kRows + 1, expect_value(config->info->make(*config, s, &plan)));
   for (int slot = 1; slot <= kRows; ++slot) {
     host.cursors[static_cast<std::size_t>(slot)].limit = 1 + slot % scheme.period;

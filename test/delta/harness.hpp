@@ -22,14 +22,33 @@ inline LayerShape shape(int H, int HV, int K, int V, Gate gate = Gate::kScalar) 
   return {H, HV, K, V, gate};
 }
 
-/// A plan entry that every codec can use: widths by head, a quarter of the heads high.
-inline LayerPlan any_plan(const LayerShape& s) {
+/// A well-conditioned M for each key head, of halves.
+inline std::vector<float> any_transform(const LayerShape& s) {
+  std::vector<float> M;
+  std::mt19937 random(1);
+  std::uniform_int_distribution<int> eighths(-8, 8);
+  for (int h = 0; h < s.n_key_heads; ++h) {
+    for (int i = 0; i < s.K; ++i) {
+      for (int j = 0; j < s.K; ++j) {
+        M.push_back(0.125f * static_cast<float>(eighths(random)) + (i == j ? 8.0f : 0.0f));
+      }
+    }
+  }
+  return M;
+}
+
+/// A plan entry for a codec: widths by head, a quarter of the heads high, no transform.
+inline LayerPlan any_plan(const LayerShape& s, const CodecConfig& config) {
   constexpr std::uint8_t kWidths[] = {6, 4, 8, 16};
+  constexpr std::uint8_t kRowWidths[] = {4, 6, 8, 5, 8};
+  const bool by_row = config.info->plan_kind(config) == "klt";
   LayerPlan plan;
   for (int h = 0; h < s.n_value_heads; ++h) {
     for (int i = 0; i < s.K; ++i) {
-      plan.bits.push_back(s.gate == Gate::kScalar ? kWidths[h % 4] : kWidths[(h + i) % 4]);
+      const int unit = s.gate == Gate::kScalar ? h : h + i;
+      plan.bits.push_back(by_row ? kRowWidths[(h + i) % 5] : kWidths[unit % 4]);
       plan.row_weight.push_back(0.5f + 0.125f * static_cast<float>(i % 9));
+      plan.row_scale.push_back(0.5f + 0.125f * static_cast<float>(i % 9));
     }
     plan.high.push_back(h % 4 == 1);
   }
@@ -48,9 +67,9 @@ struct OneLayer {
            std::unique_ptr<LayerCodec> codec = nullptr)
       : scheme(s), n_slots(slots) {
     layer.shape = layer_shape;
-    const LayerPlan plan = any_plan(layer_shape);
     if (codec == nullptr) {
       const auto config = codec_config(scheme);
+      const LayerPlan plan = any_plan(layer_shape, *config);
       auto made = config->info->make(*config, layer_shape, &plan);
       EXPECT_TRUE(made.ok()) << s.name() << ": " << made.status().message();
       codec = std::move(*made);
@@ -267,7 +286,6 @@ inline std::vector<std::string> all_schemes(const LayerShape& s) {
                                             ",period=5,records=int8", ",period=5,records=mixed",
                                             ",period=5,records=int8,mode=v,phase=absolute"};
   std::vector<std::string> names;
-  const LayerPlan plan = any_plan(s);
   std::size_t n_codecs = 0;
   for (const CodecInfo* info : all_codecs()) {
     std::vector<std::string> heads;
@@ -277,6 +295,7 @@ inline std::vector<std::string> all_schemes(const LayerShape& s) {
     if (heads.empty()) heads.emplace_back(info->name);
     for (const std::string& head : heads) {
       const auto config = codec_config(parse(head));
+      const LayerPlan plan = any_plan(s, *config);
       if (!config->info->make(*config, s, &plan).ok()) continue;
       names.push_back(head + ",period=1");
 #if defined(SP_SANITIZED)

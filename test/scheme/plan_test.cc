@@ -32,6 +32,10 @@ Plan example() {
       layer.row_weight.push_back(0.5f + static_cast<float>(i));
     }
     layer.high.assign(static_cast<std::size_t>(HV), 1);
+    if (HV == 4) {  // one layer without these: older files have none
+      layer.row_scale.assign(layer.bits.size(), 1.75f);
+      for (int i = 0; i < 9; ++i) layer.transform.push_back(0.125f * static_cast<float>(i * i));
+    }
     plan.shapes.push_back(shape);
     plan.layers.push_back(layer);
   }
@@ -67,6 +71,8 @@ TEST_F(PlanFile, ComesBackWhole) {
     EXPECT_EQ(loaded->layers[i].bits, plan.layers[i].bits);
     EXPECT_EQ(loaded->layers[i].row_weight, plan.layers[i].row_weight);
     EXPECT_EQ(loaded->layers[i].high, plan.layers[i].high);
+    EXPECT_EQ(loaded->layers[i].row_scale, plan.layers[i].row_scale);
+    EXPECT_EQ(loaded->layers[i].transform, plan.layers[i].transform);
   }
   EXPECT_EQ(loaded->fingerprint(), plan.fingerprint());
 }
@@ -92,6 +98,8 @@ TEST(PlanFingerprint, ChangesWithEverythingThatChangesBytes) {
       [](Plan& p) { p.layers[1].bits[2] = 4; },
       [](Plan& p) { p.layers[0].row_weight[1] += 1e-7f; },
       [](Plan& p) { p.layers[0].high[0] = 0; },
+      [](Plan& p) { p.layers[1].row_scale[3] = 2; },
+      [](Plan& p) { p.layers[1].transform[5] = 1; },
       [](Plan& p) { p.shapes[0].V = 6; },
       [](Plan& p) { p.shapes[0].gate = Gate::kChannel; },
       [](Plan& p) { p.layers.pop_back(), p.shapes.pop_back(); },
@@ -130,7 +138,10 @@ struct Draft {
     Plan plan;
     plan.kind = "stepquant", plan.model_fingerprint = "abc";
     plan.shapes = {{1, 2, 2, 3, Gate::kScalar}};
-    plan.layers = {{{6, 6, 4, 16}, w, {0, 1}}};
+    plan.layers.resize(1);
+    plan.layers[0].bits = {6, 6, 4, 16};
+    plan.layers[0].row_weight = w;
+    plan.layers[0].high = {0, 1};
     json["fingerprint"] = plan.fingerprint();
   }
   std::string bytes() const {

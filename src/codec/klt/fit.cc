@@ -1,0 +1,69 @@
+#include "codec/klt/fit.hpp"
+
+#include <cmath>
+
+#include "base/half.hpp"
+#include "base/simd_clones.hpp"
+#include "codec/scale.hpp"
+
+namespace statepack::klt {
+namespace {
+
+// The half next to a column scale. Unlike other scales it may be 0: a column that small restores to
+// 0, which is nearer than half a step of the smallest half.
+inline std::uint16_t column_half(float x) {
+  return static_cast<std::uint16_t>(magnitude_to_f16(clamp_to(x, 0.0f, kMaxScale)));
+}
+
+}  // namespace
+
+SP_CLONES void normalise(const float* __restrict z, std::int64_t n, float inverse_r,
+                         float* __restrict y, float* __restrict sum) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    y[j] = z[j] * inverse_r;
+    sum[j] += y[j] * y[j];
+  }
+}
+
+SP_CLONES void first_column_scales(const float* __restrict sum, std::int64_t n, float n_rows,
+                                   float* __restrict inverse) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    const float c0 = f16_to_f32(column_half(std::sqrt(sum[j] / n_rows)));
+    inverse[j] = c0 > 0 ? 1 / c0 : 0.0f;
+  }
+}
+
+SP_CLONES void quantise(const float* __restrict y, const float* __restrict inverse, std::int64_t n,
+                        Quantiser q, float weight, std::uint8_t* __restrict u,
+                        float* __restrict num, float* __restrict den) {
+  const float middle = static_cast<float>(1 << (q.bits - 1)), top = 2 * middle - 1;
+  const float inverse_step = 1 / q.step;
+  for (std::int64_t j = 0; j < n; ++j) {
+    // u = clamp(floor(y / (c0 Delta)) + 2^(b-1), 0, 2^b - 1): nothing below 0 reaches the
+    // truncation
+    const float place = y[j] * inverse[j] * inverse_step + middle;
+    const auto code = static_cast<std::int32_t>(clamp_to(place, 0.0f, top));
+    const float v = (static_cast<float>(code) - (middle - 0.5f)) * q.step;
+    const float wv = weight * v;
+    num[j] += wv * y[j];
+    den[j] += wv * v;
+    u[j] = static_cast<std::uint8_t>(code);
+  }
+}
+
+SP_CLONES void fit_column_scales(const float* __restrict num, const float* __restrict den,
+                                 std::int64_t n, std::uint16_t* __restrict half) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    const float fitted = num[j] / den[j];  // 0 / 0 without rows is thrown away
+    half[j] = column_half(den[j] > 0 ? fitted : 0.0f);
+  }
+}
+
+SP_CLONES void restore(const std::uint8_t* __restrict u, const float* __restrict c, std::int64_t n,
+                       float factor, float times, float offset, float* __restrict x) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    x[j] = factor * c[j] * (times * static_cast<float>(u[j]) - offset);
+  }
+}
+
+}  // namespace statepack::klt

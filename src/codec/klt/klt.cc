@@ -1,0 +1,381 @@
+#include "codec/klt/klt.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/matrix.hpp"
+#include "codec/options.hpp"
+#include "codec/pack.hpp"
+#include "codec/quantise.hpp"
+#include "codec/scratch.hpp"
+
+namespace statepack {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "pages hold little-endian halves");
+
+constexpr float kMaxScaleRatio = 0x1p40f;  // of a row to all rows; its square stays an f32
+
+const klt::Width* find_width(int bits) {
+  for (const klt::Width& width : klt::kWidths) {
+    if (width.bits == bits) return &width;
+  }
+  return nullptr;
+}
+
+RunCodes run_codes(int bits) {
+  switch (bits) {
+    case 2:
+      return RunCodes::kLevels2;
+    case 3:
+      return RunCodes::kMidrise3;
+    case 4:
+      return RunCodes::kMidrise4;
+    case 5:
+      return RunCodes::kMidrise5;
+    case 6:
+      return RunCodes::kMidrise6;
+    default:
+      return RunCodes::kMidrise8;
+  }
+}
+
+class DenseRows final : public RowSource {
+ public:
+  DenseRows(const float* X, int V) : X_(X), V_(V) {}
+  const float* rows(int begin, int /*n*/) override { return X_ + std::int64_t{begin} * V_; }
+
+ private:
+  const float* X_;
+  int V_;
+};
+
+Status check_plan(const LayerShape& shape, const LayerPlan* plan) {
+  const auto K = static_cast<std::size_t>(shape.K);
+  const auto HV = static_cast<std::size_t>(shape.n_value_heads);
+  const auto H = static_cast<std::size_t>(shape.n_key_heads);
+  if (plan == nullptr) {
+    return {Code::kMismatch,
+            "klt needs a plan; make one with `statepack calibrate` and name it with --plan"};
+  }
+  if (plan->bits.size() != HV * K || plan->row_scale.size() != HV * K) {
+    return {Code::kMismatch, "the klt plan has " + std::to_string(plan->bits.size()) +
+                                 " widths and " + std::to_string(plan->row_scale.size()) +
+                                 " row scales for a layer of " + std::to_string(HV) + " heads x " +
+                                 std::to_string(K) + " rows; calibrate this model"};
+  }
+  const std::size_t n = plan->transform.size();
+  if (n != 0 && n != H * K * K && n != HV * K * K) {
+    return {Code::kMismatch, "the klt plan's transform has " + std::to_string(n) + " values; a " +
+                                 std::to_string(K) + " x " + std::to_string(K) +
+                                 " matrix is needed for each of " + std::to_string(H) +
+                                 " key heads or of " + std::to_string(HV) +
+                                 " value heads; calibrate this model"};
+  }
+  for (std::size_t i = 0; i < HV * K; ++i) {
+    const std::string where = "row " + std::to_string(i % K) + " of head " + std::to_string(i / K);
+    if (find_width(plan->bits[i]) == nullptr) {
+      return {Code::kCorrupt, "the klt plan gives " + where + " " + std::to_string(plan->bits[i]) +
+                                  " bits; klt knows 0, 2, 3, 4, 5, 6 and 8"};
+    }
+    const float r = plan->row_scale[i];
+    if (!(r >= 1 / kMaxScaleRatio && r <= kMaxScaleRatio)) {
+      return {Code::kCorrupt, "the klt plan gives " + where + " the scale " + std::to_string(r) +
+                                  "; scales lie between 2^-40 and 2^40"};
+    }
+  }
+  return {};
+}
+
+/// M^T and M^-1 of each M [K][K], row-major. False when one has no inverse.
+bool prepare_transforms(const std::vector<float>& M, int K, std::vector<float>& transposed,
+                        std::vector<float>& inverses) {
+  const auto size = static_cast<std::size_t>(K);
+  transposed.resize(M.size());
+  inverses.resize(M.size());
+  std::vector<double> A(size * size), inverse(size * size);
+  for (std::size_t begin = 0; begin < M.size(); begin += size * size) {
+    const auto at = static_cast<std::ptrdiff_t>(begin);
+    std::copy_n(M.begin() + at, A.size(), A.begin());
+    if (!invert(A, K, inverse)) return false;
+    std::copy(inverse.begin(), inverse.end(), inverses.begin() + at);
+    for (std::size_t i = 0; i < size; ++i) {
+      for (std::size_t j = 0; j < size; ++j) {
+        transposed[begin + j * size + i] = M[begin + i * size + j];
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// What encode, decode and reads work in.
+struct KltCodec::Arrays {
+  float* y;             // [K][V] rows with bits; or two vectors of a read in the order of groups
+  float* sum;           // [V], then the inverse of c0; or p and r of one group
+  float* inverse;       // [V]
+  float* num;           // [V]
+  float* den;           // [V]
+  float* c;             // [V]
+  std::uint8_t* u;      // [V]
+  std::uint8_t* run;    // all runs of a row, and what unpacking may read
+  std::uint16_t* half;  // [V]
+
+  template <class Take>
+  Arrays(const KltCodec& codec, Take&& take) {
+    const std::int64_t K = codec.shape_.K, V = codec.shape_.V;
+    take(y, K * std::max<std::int64_t>(V, 2));
+    take(sum, V);
+    take(inverse, V);
+    take(num, V);
+    take(den, V);
+    take(c, V);
+    take(u, V);
+    take(run, V);
+    take(half, V);
+  }
+  Arrays(const KltCodec& codec, CodecScratch scratch)
+      : Arrays(codec, [cursor = ScratchCursor(scratch)]<class T>(
+                          T*& array, std::int64_t n) mutable { array = cursor.take<T>(n); }) {}
+};
+
+Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, const LayerPlan* plan) {
+  SP_RETURN_IF_ERROR(check_plan(shape, plan));
+  const int K = shape.K, V = shape.V;
+  std::unique_ptr<KltCodec> codec(new KltCodec);
+  codec->shape_ = shape;
+  codec->n_full_tiles_ = V / kRunLength;
+  codec->last_tile_ = V % kRunLength;
+  if (!prepare_transforms(plan->transform, K, codec->M_transposed_, codec->M_inverse_)) {
+    return Status(Code::kCorrupt,
+                  "a transform of the klt plan cannot be inverted; calibrate again");
+  }
+
+  std::int64_t cursor = 0;
+  for (int h = 0; h < shape.n_value_heads; ++h) {
+    Head& head = codec->heads_.emplace_back();
+    const std::size_t begin = static_cast<std::size_t>(h) * static_cast<std::size_t>(K);
+    head.group.assign(static_cast<std::size_t>(K), -1);
+    head.place.assign(static_cast<std::size_t>(K), 0);
+    for (int i = 0; i < K; ++i) {
+      const float r = plan->row_scale[begin + static_cast<std::size_t>(i)];
+      head.inverse_r.push_back(1 / r);
+      head.weight.push_back(r * r);
+    }
+    for (auto width = klt::kWidths.rbegin(); width->bits != 0; ++width) {  // widest first
+      Group group;
+      group.quantiser = {width->bits, width->step};
+      group.codes = run_codes(width->bits);
+      // At 2 bits the reader hands out 2 u - 3, elsewhere u - (2^b - 1) / 2.
+      const bool twice = width->bits == 2;
+      group.times = twice ? 2 : 1;
+      group.offset = static_cast<float>((1 << width->bits) - 1) / (twice ? 1 : 2);
+      group.first = static_cast<int>(head.rows.size());
+      group.at = cursor;
+      for (int i = 0; i < K; ++i) {
+        const std::size_t at = static_cast<std::size_t>(i);
+        if (plan->bits[begin + at] != width->bits) continue;
+        head.group[at] = static_cast<std::int32_t>(head.groups.size());
+        head.place[at] = group.n_rows++;
+        head.rows.push_back(i);
+        head.factors.push_back(plan->row_scale[begin + at] * width->step / (twice ? 2 : 1));
+      }
+      if (group.n_rows == 0) continue;
+      const std::int64_t row_bytes = codec->n_full_tiles_ * packed_bytes(kRunLength, width->bits) +
+                                     packed_bytes(codec->last_tile_, width->bits);
+      cursor += group.n_rows * row_bytes;
+      codec->payload_.codes += group.n_rows * row_bytes;
+      head.groups.push_back(group);
+    }
+    head.columns = cursor;
+    if (!head.groups.empty()) {
+      cursor += 2 * std::int64_t{V};
+      codec->payload_.scales += 2 * std::int64_t{V};
+    }
+  }
+  SP_CHECK(codec->payload_.total() == cursor, "klt counts every byte of its page");
+  return std::unique_ptr<LayerCodec>(std::move(codec));
+}
+
+std::size_t KltCodec::scratch_bytes() const {
+  ScratchSize size;
+  Arrays(*this, [&]<class T>(T*&, std::int64_t n) { size.add<T>(n); });
+  return size.n_bytes();
+}
+
+const float* KltCodec::transform(const std::vector<float>& of, int h) const {
+  if (of.empty()) return nullptr;
+  const std::size_t n = static_cast<std::size_t>(shape_.K) * static_cast<std::size_t>(shape_.K);
+  const bool by_value_head = of.size() == n * static_cast<std::size_t>(shape_.n_value_heads);
+  return of.data() + static_cast<std::size_t>(by_value_head ? h : shape_.key_head(h)) * n;
+}
+
+CodeTiles KltCodec::tiles(const Group& group, const std::uint8_t* page) const {
+  CodeTiles tiles;
+  tiles.codes = group.codes;
+  tiles.first = page + group.at;
+  tiles.stride = group.n_rows * packed_bytes(kRunLength, group.quantiser.bits);
+  tiles.K = group.n_rows;
+  tiles.n_tiles = n_full_tiles_;
+  return tiles;
+}
+
+// A row's codes as one run are its runs one behind the other: 16 codes fill whole bytes.
+void KltCodec::scatter(const Group& group, int place, const std::uint8_t* run,
+                       std::uint8_t* page) const {
+  const std::int64_t n_bytes = packed_bytes(kRunLength, group.quantiser.bits);
+  const std::int64_t last_bytes = packed_bytes(last_tile_, group.quantiser.bits);
+  std::uint8_t* const tile = page + group.at + place * n_bytes;
+  for (int t = 0; t < n_full_tiles_; ++t) {
+    std::memcpy(tile + t * group.n_rows * n_bytes, run + t * n_bytes,
+                static_cast<std::size_t>(n_bytes));
+  }
+  std::memcpy(page + group.at + n_full_tiles_ * group.n_rows * n_bytes + place * last_bytes,
+              run + n_full_tiles_ * n_bytes, static_cast<std::size_t>(last_bytes));
+}
+
+void KltCodec::gather(const Group& group, int place, const std::uint8_t* page,
+                      std::uint8_t* run) const {
+  const std::int64_t n_bytes = packed_bytes(kRunLength, group.quantiser.bits);
+  const std::int64_t last_bytes = packed_bytes(last_tile_, group.quantiser.bits);
+  const std::uint8_t* const tile = page + group.at + place * n_bytes;
+  for (int t = 0; t < n_full_tiles_; ++t) {
+    std::memcpy(run + t * n_bytes, tile + t * group.n_rows * n_bytes,
+                static_cast<std::size_t>(n_bytes));
+  }
+  std::memcpy(run + n_full_tiles_ * n_bytes,
+              page + group.at + n_full_tiles_ * group.n_rows * n_bytes + place * last_bytes,
+              static_cast<std::size_t>(last_bytes));
+}
+
+void KltCodec::encode(int h, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
+                      CodecScratch scratch) const {
+  DenseRows rows(X, shape_.V);
+  encode_rows(h, rows, page, scratch);
+}
+
+bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch scratch) const {
+  const std::int64_t K = shape_.K, V = shape_.V;
+  const Head& head = this->head(h);
+  const Arrays a(*this, scratch);
+  // (1), and the sums of (2)
+  std::fill_n(a.sum, V, 0.0f);
+  for (std::int64_t begin = 0; begin < K; begin += RowSource::kMaxRows) {
+    const int n = static_cast<int>(std::min<std::int64_t>(K - begin, RowSource::kMaxRows));
+    const float* z = X.rows(static_cast<int>(begin), n);
+    for (std::int64_t i = begin; i < begin + n; ++i, z += V) {
+      const auto row = static_cast<std::size_t>(i);
+      if (head.group[row] < 0) continue;
+      klt::normalise(z, V, head.inverse_r[row], a.y + i * V, a.sum);
+    }
+  }
+  if (head.groups.empty()) return true;
+  klt::first_column_scales(a.sum, V, static_cast<float>(head.rows.size()), a.inverse);
+  // (3), and the sums of (4)
+  std::fill_n(a.num, V, 0.0f);
+  std::fill_n(a.den, V, 0.0f);
+  for (std::int64_t i = 0; i < K; ++i) {
+    const auto row = static_cast<std::size_t>(i);
+    if (head.group[row] < 0) continue;
+    const Group& group = head.groups[static_cast<std::size_t>(head.group[row])];
+    klt::quantise(a.y + i * V, a.inverse, V, group.quantiser, head.weight[row], a.u, a.num, a.den);
+    pack_codes(a.u, V, group.quantiser.bits, a.run);
+    scatter(group, head.place[row], a.run, page);
+  }
+  klt::fit_column_scales(a.num, a.den, V, a.half);
+  std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+  return true;
+}
+
+void KltCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch scratch) const {
+  const std::int64_t K = shape_.K, V = shape_.V;
+  const Head& head = this->head(h);
+  const Arrays a(*this, scratch);
+  for (std::int64_t i = 0; i < K; ++i) {
+    if (head.group[static_cast<std::size_t>(i)] < 0) std::fill_n(X + i * V, V, 0.0f);
+  }
+  if (head.groups.empty()) return;
+  std::memcpy(a.half, page + head.columns, static_cast<std::size_t>(2 * V));
+  load_scales(a.half, V, a.c);
+  for (const Group& group : head.groups) {
+    const float* const factors = head.factors.data() + group.first;
+    const std::int32_t* const rows = head.rows.data() + group.first;
+    if (last_tile_ == 0) {
+      restore_tiles(tiles(group, page), factors, 1, a.c, X, shape_.V, rows);
+      continue;
+    }
+    for (int place = 0; place < group.n_rows; ++place) {
+      gather(group, place, page, a.run);
+      unpack_codes(a.run, V, group.quantiser.bits, a.u);
+      klt::restore(a.u, a.c, V, factors[place], group.times, group.offset, X + rows[place] * V);
+    }
+  }
+}
+
+// Zhat^T a = diag(c) sum over widths of N^T (factor o a), N the numbers of the codes.
+bool KltCodec::read_two(int h, const std::uint8_t* page, const float* a, const float* b, float* p,
+                        float* r, CodecScratch scratch) const {
+  if (last_tile_ != 0) return false;
+  const std::int64_t V = shape_.V;
+  const Head& head = this->head(h);
+  const Arrays arrays(*this, scratch);
+  std::fill_n(p, V, 0.0f);
+  std::fill_n(r, V, 0.0f);
+  if (head.groups.empty()) return true;
+  float* const scaled_a = arrays.y;
+  float* const scaled_b = scaled_a + shape_.K;
+  for (std::size_t e = 0; e < head.rows.size(); ++e) {
+    const std::int32_t row = head.rows[e];
+    scaled_a[e] = head.factors[e] * a[row];
+    scaled_b[e] = head.factors[e] * b[row];
+  }
+  for (const Group& group : head.groups) {
+    read_tiles(tiles(group, page), scaled_a + group.first, scaled_b + group.first, arrays.num,
+               arrays.den);
+    add(arrays.num, V, p);
+    add(arrays.den, V, r);
+  }
+  std::memcpy(arrays.half, page + head.columns, static_cast<std::size_t>(2 * V));
+  load_scales(arrays.half, V, arrays.c);
+  multiply(p, arrays.c, V, p);
+  multiply(r, arrays.c, V, r);
+  return true;
+}
+
+namespace {
+
+// Whole bits, or quarters written as .25, .5 or .75; 1 to 8.
+bool allows(std::string_view arg) {
+  if (arg.empty() || arg[0] < '1' || arg[0] > '8') return false;
+  const std::string_view fraction = arg.substr(1);
+  if (fraction.empty()) return true;
+  return arg[0] < '8' && (fraction == ".25" || fraction == ".5" || fraction == ".75");
+}
+
+}  // namespace
+
+const CodecInfo kKltInfo = {
+    .name = "klt",
+    .id = 40,
+    .help = "rows of a planned transform of the key axis, each with its own width",
+    .args = {"4", "3"},
+    .options = {},
+    .plan_kind = [](const CodecConfig&) -> std::string_view { return "klt"; },
+    .defaults = [](const CodecConfig&) { return SchemeDefaults{.period = 16}; },
+    .default_option = [](std::string_view, std::string_view) { return std::string(); },
+    .validate = [](const CodecConfig&) { return Status(); },
+    .make = [](const CodecConfig& config, const LayerShape& shape,
+               const LayerPlan* plan) -> Result<std::unique_ptr<LayerCodec>> {
+      SP_RETURN_IF_ERROR(check_shape(config, shape));
+      return KltCodec::make(shape, plan);
+    },
+    .arg_rule = CodecInfo::ArgRule{allows, "1 to 8 in steps of 0.25"},
+};
+
+}  // namespace statepack

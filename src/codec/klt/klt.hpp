@@ -1,0 +1,110 @@
+// klt: the state in a basis that later reads make diagonal, with a width for each row of it.
+//
+// A scalar gate commutes with any invertible matrix on the key axis, so the page keeps Z = M S, and
+// the step reads at M^-T q and M^-T k and writes at M k. Calibration chooses M such that errors in
+// different rows cost the same and do not add up (calibrate/readout.hpp); a row that no query reads
+// then costs nothing and gets 0 bits. Method and measurements: docs/klt.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "codec/codec.hpp"
+#include "codec/klt/fit.hpp"
+#include "codec/packed_read.hpp"
+
+namespace statepack {
+
+extern const CodecInfo kKltInfo;
+
+namespace klt {
+
+/// Widths that a row may have, and the mean squared error that the best uniform mid-rise quantiser
+/// of that many bits leaves of a unit Gaussian.
+struct Width {
+  int bits;
+  float step;         ///< Delta; 0 where nothing is kept
+  double distortion;  ///< D(b)
+};
+inline constexpr std::array<Width, 7> kWidths = {{{0, 0.0f, 1.0},
+                                                  {2, 0.9957f, 0.1188},
+                                                  {3, 0.586f, 0.03744},
+                                                  {4, 0.3352f, 0.01154},
+                                                  {5, 0.1881f, 0.00349},
+                                                  {6, 0.1041f, 0.00104},
+                                                  {8, 0.0308f, 8.8e-5}}};
+
+}  // namespace klt
+
+/// Page      head by head: the rows of each width, widest first, then f16 column scales, V (none
+///           where a head has no bits). Rows of one width are cut into tiles of 16 columns: in a
+///           tile the rows follow in ascending order, each with the run of its 16 codes, 2 b bytes;
+///           the last tile is narrower where 16 does not divide V, its runs whole bytes.
+/// Fit       (1) y_ij = Z_ij / r_i; (2) c0_j = f16(sqrt(mean over rows with bits of y_ij^2));
+///           (3) u_ij = clamp(floor(y_ij / (c0_j Delta)) + 2^(b-1), 0, 2^b - 1), value v = (u -
+///           (2^b
+///           - 1) / 2) Delta; (4) c_j = f16(sum_i r_i^2 v_ij y_ij / sum_i r_i^2 v_ij^2), codes
+///           kept. Restored: (r_i Delta c_j) (v_ij / Delta). A column scale may be 0 and means
+///           zeros.
+/// Numerics  f32; quotients by r_i, c0_j and Delta are products with rounded reciprocals, sums run
+///           over rows in ascending order. The same bytes on every machine. The squared error of a
+///           column's kept rows is at most their energy: c_j = 0 would leave that.
+class KltCodec final : public LayerCodec {
+ public:
+  /// `shape` has passed check_shape(). Errors: kMismatch (no plan, or one of another shape),
+  /// kCorrupt (a width that klt does not know, a scale that is not positive, a singular transform).
+  static Result<std::unique_ptr<LayerCodec>> make(const LayerShape& shape, const LayerPlan* plan);
+
+  const LayerShape& shape() const override { return shape_; }
+  PayloadBytes payload() const override { return payload_; }
+  std::size_t scratch_bytes() const override;
+  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
+              CodecScratch scratch) const override;
+  bool encode_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch scratch) const override;
+  void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
+  /// Where 16 divides V.
+  bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
+                float* r, CodecScratch scratch) const override;
+  const float* write_transform(int head) const override { return transform(M_transposed_, head); }
+  const float* read_transform(int head) const override { return transform(M_inverse_, head); }
+
+ private:
+  /// The rows of one width.
+  struct Group {
+    klt::Quantiser quantiser;
+    RunCodes codes = RunCodes::kMidrise4;
+    float times = 1,
+          offset = 0;           ///< v / Delta of code u is (times u - offset) in units of `factors`
+    int first = 0, n_rows = 0;  ///< in Head::rows
+    std::int64_t at = 0;        ///< bytes in the page
+  };
+  struct Head {
+    std::vector<Group> groups;
+    std::vector<std::int32_t> rows;   ///< of the groups, one after the other
+    std::vector<float> factors;       ///< of `rows`: r Delta, half of that at 2 bits
+    std::vector<std::int32_t> group;  ///< [K] of a row, -1: no bits
+    std::vector<std::int32_t> place;  ///< [K] of a row in its group
+    std::vector<float> inverse_r;     ///< [K]
+    std::vector<float> weight;        ///< [K] r^2
+    std::int64_t columns = 0;         ///< bytes in the page
+  };
+  struct Arrays;
+
+  KltCodec() = default;
+  const Head& head(int h) const { return heads_[static_cast<std::size_t>(h)]; }
+  const float* transform(const std::vector<float>& of, int h) const;
+  CodeTiles tiles(const Group& group, const std::uint8_t* page) const;
+  void scatter(const Group& group, int place, const std::uint8_t* run, std::uint8_t* page) const;
+  void gather(const Group& group, int place, const std::uint8_t* page, std::uint8_t* run) const;
+
+  LayerShape shape_;
+  int n_full_tiles_ = 0;
+  int last_tile_ = 0;  // columns of a narrower last tile
+  std::vector<Head> heads_;
+  std::vector<float> M_transposed_, M_inverse_;  // [n][K][K], n = H or HV, or empty
+  PayloadBytes payload_;
+};
+
+}  // namespace statepack

@@ -1,0 +1,327 @@
+// klt: pages of the independent script, the identities of the transform, and what the fit promises.
+#include "codec/klt/klt.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/matrix.hpp"
+#include "codec_cases.hpp"
+#include "states.hpp"
+
+namespace statepack {
+namespace {
+
+using nlohmann::json;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+std::vector<std::uint8_t> from_hex(const std::string& hex) {
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<std::uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+std::vector<float> floats(const std::string& hex) {
+  const std::vector<std::uint8_t> bytes = from_hex(hex);
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+LayerPlan uniform_plan(const LayerShape& shape, int bits) {
+  LayerPlan plan;
+  plan.bits.assign(at(shape.n_value_heads) * at(shape.K), static_cast<std::uint8_t>(bits));
+  plan.row_scale.assign(plan.bits.size(), 1.0f);
+  return plan;
+}
+
+std::unique_ptr<LayerCodec> make(const LayerShape& shape, const LayerPlan& plan) {
+  auto codec = kKltInfo.make(testing::config_of("klt", "4"), shape, &plan);
+  EXPECT_TRUE(codec.ok()) << codec.status().message();
+  return std::move(codec).value();
+}
+
+TEST(Klt, PagesAndRestoredStatesMatchTheIndependentScript) {
+  std::ifstream file(std::string(SP_SOURCE_DIR) + "/test/data/klt_goldens.json");
+  const json document = json::parse(file);
+  int n_cases = 0;
+  for (const json& golden : document["cases"]) {
+    const json& state = document["states"][golden["state"].get<std::size_t>()];
+    const std::string label =
+        golden["widths"].get<std::string>() + ", " + state["name"].get<std::string>();
+    // The golden is the second of two heads, so that a page offset is in play.
+    const LayerShape shape{1, 2, state["K"], state["V"], Gate::kScalar};
+    LayerPlan plan;
+    for (int h = 0; h < 2; ++h) {
+      for (const json& b : golden["bits"]) plan.bits.push_back(b.get<std::uint8_t>());
+      for (const json& r : golden["row_scale"]) plan.row_scale.push_back(r.get<float>());
+    }
+    testing::Packed packed(make(shape, plan));
+    const std::vector<std::uint8_t> want = from_hex(golden["page"]);
+    ASSERT_EQ(packed.page.size(), 2 * want.size()) << label;
+    packed.encode(1, floats(state["values"]));
+    const std::vector<std::uint8_t> got(packed.page.end() - std::ssize(want), packed.page.end());
+    EXPECT_EQ(got, want) << label;
+    const std::vector<float> restored = floats(golden["restored"]), back = packed.decode(1);
+    ASSERT_EQ(back.size(), restored.size()) << label;
+    for (std::size_t i = 0; i < back.size(); ++i) {
+      ASSERT_EQ(back[i], restored[i]) << label << " value " << i;
+    }
+    ++n_cases;
+  }
+  EXPECT_EQ(n_cases, 48);
+}
+
+// Z = M S read at M^-T x gives S^T x, and the delta rule written at M k keeps Z = M S: both in
+// double, to 1e-12, with the matrix that calibration uses for M^-1.
+TEST(Klt, TransformIdentitiesInDouble) {
+  constexpr int K = 24, V = 17;
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  std::vector<double> M(K * K), inverse(K * K), S(K * V), Z(K * V, 0.0);
+  for (double& x : M) x = normal(random);
+  ASSERT_TRUE(invert(M, K, inverse));
+  for (double& x : S) x = normal(random);
+  const auto multiply = [&](const std::vector<double>& A, bool transposed,
+                            const std::vector<double>& x) {
+    std::vector<double> y(K, 0.0);
+    for (int i = 0; i < K; ++i) {
+      for (int j = 0; j < K; ++j) y[at(i)] += A[at(transposed ? j * K + i : i * K + j)] * x[at(j)];
+    }
+    return y;
+  };
+  for (int i = 0; i < K; ++i) {
+    for (int l = 0; l < K; ++l) {
+      for (int j = 0; j < V; ++j) Z[at(i * V + j)] += M[at(i * K + l)] * S[at(l * V + j)];
+    }
+  }
+  const auto read = [&](const std::vector<double>& X, const std::vector<double>& x, int j) {
+    double sum = 0;
+    for (int i = 0; i < K; ++i) sum += X[at(i * V + j)] * x[at(i)];
+    return sum;
+  };
+  for (int t = 0; t < 60; ++t) {
+    std::vector<double> q(K), k(K);
+    double norm = 0;
+    for (double& x : q) x = normal(random);
+    for (double& x : k) {
+      x = normal(random);
+      norm += x * x;
+    }
+    for (double& x : k) x /= std::sqrt(norm);
+    const double a = std::exp(-0.1 * std::fabs(normal(random))), b = 0.5 + 0.01 * t;
+    const std::vector<double> read_k = multiply(inverse, true, k);
+    const std::vector<double> read_q = multiply(inverse, true, q);
+    const std::vector<double> write_k = multiply(M, false, k);
+    for (int j = 0; j < V; ++j) {
+      const double v = normal(random);
+      const double u = b * (v - a * read(S, k, j)), uz = b * (v - a * read(Z, read_k, j));
+      ASSERT_NEAR(u, uz, 1e-12 * (1 + std::fabs(u))) << t;
+      for (int i = 0; i < K; ++i) {
+        S[at(i * V + j)] = a * S[at(i * V + j)] + k[at(i)] * u;
+        Z[at(i * V + j)] = a * Z[at(i * V + j)] + write_k[at(i)] * uz;
+      }
+      const double o = read(S, q, j);
+      ASSERT_NEAR(o, read(Z, read_q, j), 1e-12 * (1 + std::fabs(o))) << t;
+    }
+  }
+}
+
+// What the step is given: M^-1 M = I to the precision of f32, for a transform of halves.
+TEST(Klt, ReadTransformIsTheInverseOfTheWriteTransform) {
+  const LayerShape shape{2, 4, 32, 16, Gate::kScalar};
+  for (const int n : {shape.n_key_heads, shape.n_value_heads}) {
+    LayerPlan plan = uniform_plan(shape, 4);
+    std::mt19937 random(5);
+    std::uniform_int_distribution<int> eighths(-8, 8);
+    for (int m = 0; m < n; ++m) {
+      for (int i = 0; i < shape.K * shape.K; ++i) {
+        plan.transform.push_back(0.125f * static_cast<float>(eighths(random)) +
+                                 (i % (shape.K + 1) == 0 ? 4.0f : 0.0f));
+      }
+    }
+    const auto codec = make(shape, plan);
+    for (int h = 0; h < shape.n_value_heads; ++h) {
+      const float* Mt = codec->write_transform(h);
+      const float* inverse = codec->read_transform(h);
+      // Value heads 0 and 1 share key head 0.
+      EXPECT_EQ(Mt == codec->write_transform(h ^ 1), n == shape.n_key_heads);
+      for (int i = 0; i < shape.K; ++i) {
+        for (int j = 0; j < shape.K; ++j) {
+          double sum = 0;
+          for (int l = 0; l < shape.K; ++l) {
+            sum += double{inverse[i * shape.K + l]} * Mt[j * shape.K + l];
+          }
+          ASSERT_NEAR(sum, i == j ? 1 : 0, 2e-6) << h << " " << i << " " << j;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(make(shape, uniform_plan(shape, 4))->read_transform(0), nullptr);
+}
+
+// The steps and the D(b) that calibration allocates with belong together.
+TEST(Klt, AGaussianStateLosesTheDistortionOfItsWidth) {
+  const LayerShape shape{1, 1, 128, 256, Gate::kScalar};
+  const std::vector<float> X = test::normal_state(128 * 256, 1, 3.0f);
+  double power = 0;
+  for (const float x : X) power += double{x} * x;
+  double last = std::numeric_limits<double>::infinity();
+  for (const klt::Width& width : klt::kWidths) {
+    testing::Packed packed(make(shape, uniform_plan(shape, width.bits)));
+    packed.encode(0, X);
+    const double error =
+        test::mean_square_error(X, packed.decode(0)) * static_cast<double>(X.size()) / power;
+    EXPECT_NEAR(error, width.distortion, 0.05 * width.distortion) << width.bits;
+    EXPECT_LT(error, last);  // more bits never hurt
+    last = error;
+  }
+}
+
+// |Z - Zhat| of a value whose code is not at an end: half a step of the first scale, and what the
+// refit moved. c0 is the RMS in double, which f16 rounds by 2^-11.
+TEST(Klt, EveryRowStaysWithinItsBound) {
+  const LayerShape shape{1, 1, 64, 48, Gate::kScalar};
+  for (const testing::TestState& state : testing::test_states(shape.K, shape.V)) {
+    double peak = 0;
+    for (const float x : state.values) peak = std::max(peak, std::fabs(double{x}));
+    if (peak == 0 || peak < 1e-3 || peak > 1e5) continue;  // column scales saturate
+    const CodecConfig config = testing::config_of("klt", "4");
+    const LayerPlan plan = testing::test_plan(shape, config);
+    testing::Packed packed(make(shape, plan));
+    packed.encode(0, state.values);
+    const std::vector<float> back = packed.decode(0);
+    int n_checked = 0;
+    for (int j = 0; j < shape.V; ++j) {
+      double sum = 0;
+      int n = 0;
+      for (int i = 0; i < shape.K; ++i) {
+        if (plan.bits[at(i)] == 0) continue;
+        sum += std::pow(double{state.values[at(i * shape.V + j)]} / plan.row_scale[at(i)], 2), ++n;
+      }
+      const double c0 = std::sqrt(sum / n);
+      std::uint16_t half;
+      std::memcpy(&half, packed.page.data() + packed.page.size() - at(2 * (shape.V - j)), 2);
+      const double c = f16_to_f32(half);
+      if (c0 < 0x1p-13) continue;  // subnormal halves
+      for (int i = 0; i < shape.K; ++i) {
+        const int b = plan.bits[at(i)];
+        const double r = plan.row_scale[at(i)], z = state.values[at(i * shape.V + j)];
+        if (b == 0) {
+          ASSERT_EQ(back[at(i * shape.V + j)], 0.0f);
+          continue;
+        }
+        double step = 0;
+        for (const klt::Width& width : klt::kWidths) step = width.bits == b ? width.step : step;
+        const double reach = r * c0 * step * std::exp2(b - 1);
+        if (std::fabs(z) > reach * 0.999) continue;  // clipped
+        const double v = std::fabs(double{back[at(i * shape.V + j)]}) / (r * std::max(c, 1e-30));
+        const double bound = r * (c0 * step / 2 + v * (std::fabs(c - c0) + 0x1p-10 * c0));
+        ASSERT_LE(std::fabs(z - back[at(i * shape.V + j)]), bound * (1 + 0x1p-9))
+            << state.name << " row " << i << " column " << j << " bits " << b;
+        ++n_checked;
+      }
+    }
+    EXPECT_GT(n_checked, 30) << state.name;
+  }
+}
+
+// The refit leaves every column at most its energy, in the kept rows and in f32.
+TEST(Klt, AColumnNeverLosesMoreThanItself) {
+  const LayerShape shape{1, 4, 33, 50, Gate::kScalar};
+  const LayerPlan plan = testing::test_plan(shape, testing::config_of("klt", "4"));
+  testing::Packed packed(make(shape, plan));
+  for (const testing::TestState& state : testing::test_states(shape.K, shape.V)) {
+    for (int h = 0; h < shape.n_value_heads; ++h) {
+      packed.encode(h, state.values);
+      const std::vector<float> back = packed.decode(h);
+      for (int j = 0; j < shape.V; ++j) {
+        double energy = 0, error = 0;
+        for (int i = 0; i < shape.K; ++i) {
+          const double x = state.values[at(i * shape.V + j)];
+          energy += x * x;
+          error += std::pow(x - back[at(i * shape.V + j)], 2);
+        }
+        EXPECT_LE(error, energy * (1 + 1e-5)) << state.name << " head " << h << " column " << j;
+      }
+    }
+  }
+}
+
+TEST(Klt, ZeroColumnsAndRowsRestoreToZero) {
+  const LayerShape shape{1, 1, 16, 32, Gate::kScalar};
+  testing::Packed packed(make(shape, uniform_plan(shape, 2)));
+  std::vector<float> X = test::normal_state(16 * 32, 2);
+  for (int i = 0; i < 16; ++i) X[at(i * 32 + 7)] = 0;
+  packed.encode(0, X);
+  const std::vector<float> back = packed.decode(0);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(back[at(i * 32 + 7)], 0.0f);
+    EXPECT_NE(back[at(i * 32 + 8)], 0.0f);
+  }
+  packed.encode(0, std::vector<float>(16 * 32, 0.0f));
+  for (const float x : packed.decode(0)) EXPECT_EQ(x, 0.0f);
+}
+
+// Mean bits of the rows, and 16 bits a column where a head keeps anything.
+TEST(Klt, CountsItsBytes) {
+  const LayerShape shape{1, 2, 128, 64, Gate::kScalar};
+  LayerPlan plan = uniform_plan(shape, 0);
+  EXPECT_EQ(make(shape, plan)->page_bytes(), 0);
+  for (int i = 0; i < 96; ++i) plan.bits[at(128 + i)] = i < 32 ? 3 : 5;  // the second head
+  const PayloadBytes payload = make(shape, plan)->payload();
+  EXPECT_EQ(payload.codes, 64 * (32 * 3 + 64 * 5) / 8);
+  EXPECT_EQ(payload.scales, 64 * 2);
+  EXPECT_EQ(payload.total(), payload.codes + payload.scales);
+}
+
+TEST(Klt, ArgumentsAreQuartersInTheirOnlySpelling) {
+  for (const char* good : {"1", "1.25", "2.5", "3", "4.75", "7.75", "8"}) {
+    EXPECT_TRUE(kKltInfo.allows_arg(good)) << good;
+  }
+  for (const char* bad :
+       {"", "0", "0.5", "9", "8.25", "2.50", "2.", "2.1", "02", "4.0", "+4", "4 "}) {
+    EXPECT_FALSE(kKltInfo.allows_arg(bad)) << bad;
+  }
+  EXPECT_TRUE(find_codec("stepquant")->allows_arg("4"));
+  EXPECT_FALSE(find_codec("stepquant")->allows_arg("2.5"));
+}
+
+TEST(Klt, RefusesBadPlans) {
+  const LayerShape shape{1, 2, 8, 16, Gate::kScalar};
+  const auto refusal = [&](const LayerPlan* plan, Code code) {
+    const auto codec = kKltInfo.make(testing::config_of("klt", "3"), shape, plan);
+    EXPECT_FALSE(codec.ok());
+    EXPECT_EQ(codec.status().code(), code);
+    return codec.status().message();
+  };
+  EXPECT_NE(refusal(nullptr, Code::kMismatch).find("statepack calibrate"), std::string::npos);
+  LayerPlan plan = uniform_plan({1, 1, 8, 16, Gate::kScalar}, 4);
+  EXPECT_NE(refusal(&plan, Code::kMismatch).find("8 widths"), std::string::npos);
+  for (const int bits : {1, 7, 9, 16}) {
+    plan = uniform_plan(shape, 4);
+    plan.bits[11] = static_cast<std::uint8_t>(bits);
+    EXPECT_NE(refusal(&plan, Code::kCorrupt).find("row 3 of head 1"), std::string::npos);
+  }
+  for (const float r : {0.0f, -1.0f, NAN, INFINITY, 1e-20f}) {
+    plan = uniform_plan(shape, 4);
+    plan.row_scale[2] = r;
+    EXPECT_NE(refusal(&plan, Code::kCorrupt).find("row 2 of head 0"), std::string::npos);
+  }
+  plan = uniform_plan(shape, 4);
+  plan.transform.assign(3 * 64, 1.0f);
+  EXPECT_NE(refusal(&plan, Code::kMismatch).find("192 values"), std::string::npos);
+  plan.transform.assign(64, 1.0f);  // all ones: singular
+  EXPECT_NE(refusal(&plan, Code::kCorrupt).find("cannot be inverted"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace statepack
