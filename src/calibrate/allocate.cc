@@ -19,9 +19,9 @@ constexpr int kBisections = 80;
 Status check_problem(const AllocationProblem& problem) {
   const auto& widths = problem.widths;
   SP_CHECK(
-      !widths.empty() && widths.front() > 0 && widths.back() <= 255 &&
+      !widths.empty() && widths.front() >= 0 && widths.back() <= 255 &&
           std::adjacent_find(widths.begin(), widths.end(), std::greater_equal<>()) == widths.end(),
-      "candidate widths must ascend within 1..255");
+      "candidate widths must ascend within 0..255");
   SP_CHECK(problem.costs.size() % widths.size() == 0, "one cost for every unit and width");
   for (std::size_t i = 0; i < problem.costs.size(); ++i) {
     if (!std::isfinite(problem.costs[i])) {

@@ -26,7 +26,7 @@ std::vector<float> row_factors(std::span<const double> omega, double gamma);
 
 /// Multiple choice: every unit takes one width, the widths' sum must not exceed `budget`.
 struct AllocationProblem {
-  std::vector<int> widths;    ///< candidates, > 0, strictly ascending, at most 255
+  std::vector<int> widths;    ///< candidates, >= 0, strictly ascending, at most 255
   std::vector<double> costs;  ///< [n_units][widths.size()], finite
   std::int64_t budget = 0;
 

@@ -103,10 +103,14 @@ std::string LayerSummary::text() const {
 Result<Calibration> calibrate(const Scheme& scheme, const std::vector<LayerShape>& shapes,
                               const std::string& model_fingerprint,
                               std::span<const CalibrationText> texts,
-                              const CalibrationOptions& options, const PrefillPass& prefill,
+                              const CalibrationOptions& given, const PrefillPass& prefill,
                               ThreadPool& threads) {
   SP_ASSIGN_OR_RETURN(const CodecConfig config, codec_config(scheme));
   const std::string kind(config.info->plan_kind(config));
+  CalibrationOptions options = given;
+  if (!options.combine) {
+    options.combine = kind == "klt" ? CombineDomains::kMax : CombineDomains::kMean;
+  }
   if (kind.empty()) {
     return invalid("scheme " + scheme.name() + " needs no plan; use it as it is");
   }
@@ -126,6 +130,8 @@ Result<Calibration> calibrate(const Scheme& scheme, const std::vector<LayerShape
     SP_RETURN_IF_ERROR(make_high_heads(config, scheme.period, run, result));
   } else if (kind == "damp-rows") {
     SP_RETURN_IF_ERROR(make_protected_rows(config, run, result));
+  } else if (kind == "klt") {
+    SP_RETURN_IF_ERROR(make_transforms(config, run, result));
   } else {
     return Status(Code::kUnsupported, "scheme " + scheme.name() + " needs a plan of kind '" + kind +
                                           "', which this build cannot calibrate");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,7 +33,7 @@ struct CalibrationOptions {
   std::uint64_t seed = 0;
   std::int64_t n_snapshots = 64;  ///< stepquant, damp: states a layer, shared out over the texts
   /// Tokens between two states that may be taken; 0: 8 for stepquant and damp, counted through all
-  /// segments, 256 for pace, counted in each segment (which takes every one).
+  /// segments, 256 for pace and 32 for klt, counted in each segment (which take every one).
   std::int64_t interval = 0;
   double gamma = 0.25;  ///< row weight = omega^(gamma / 2)
   /// Tokens over which an error is counted; -1: the paper's, 2048 for stepquant, 256 for damp.
@@ -40,14 +41,15 @@ struct CalibrationOptions {
   /// Units kept in half precision; -1: the paper's share, 32 of 2,304 heads or 512 of 81,920 rows,
   /// rounded (none for a small model).
   std::int64_t n_pivots = -1;
-  CombineDomains combine = CombineDomains::kMean;
+  std::optional<CombineDomains> combine;  ///< unset: kMax for klt, kMean for the others
   /// Snapshots are kept in memory up to this size and one pass over the text is enough; above it
   /// they are made again by further passes. The plan is the same.
   std::int64_t snapshot_bytes = std::int64_t{1} << 30;
   bool progress = false;  ///< a bar on stderr, when that is a terminal
 };
 
-/// What one layer's heads look like and were given; for people.
+/// What one layer's heads look like and were given; for people. For klt rows are those of Z, omega
+/// is what all later reads see of a key channel, and the error is weighted by its cost.
 struct LayerSummary {
   double mean_bits = 0;                         ///< of codes, pivots counted as 16
   double half_life_min = 0, half_life_max = 0;  ///< tokens, over heads or rows
@@ -63,7 +65,8 @@ struct Calibration {
   Plan plan;
   std::vector<LayerSummary> layers;
   /// What the plan leaves of what its kind minimises: sum of L_u d_u(b_u) over units that are no
-  /// pivots, or sum of E_h over heads at low width. Compares plans of one kind, model and text.
+  /// pivots, sum of E_h over heads at low width, or sum of E_i D(b_i) over rows. Compares plans of
+  /// one kind, model and text.
   double cost = 0;
   double prefill_s = 0;     ///< passes over the text, collector included
   double distortion_s = 0;  ///< codecs on kept snapshots

@@ -112,7 +112,7 @@ void Collector::on_chunk(const ChunkView& chunk) {
   }
 }
 
-Status Collector::status() const {
+Status Collector::end_segment() {
   if (!not_finite_) return {};
   return {Code::kNotFinite,
           "a recurrent state became NaN or Inf while calibrating; check the checkpoint (the fp32 "

@@ -169,7 +169,7 @@ ErrorMeter::Sums CalibrationRun::sums(const ErrorMeter& meter, int layer, int he
   return all;
 }
 
-Status CalibrationRun::pass(Collector& collector) {
+Status CalibrationRun::pass(SegmentObserver& observer) {
   const double start = now_s();
   ++n_passes_;
   const auto n_segments = static_cast<std::int64_t>(segments_.size());
@@ -177,11 +177,11 @@ Status CalibrationRun::pass(Collector& collector) {
                     n_segments * options_.segment_tokens, options_.progress);
   for (const Segment& segment : segments_) {
     if (interrupted()) return stopped();
-    collector.begin_segment(segment.domain, segment.first_update);
+    observer.begin_segment(segment.domain, segment.first_update);
     const std::span<const std::int32_t> tokens = texts_[at(segment.domain)].tokens;
     SP_RETURN_IF_ERROR(
-        prefill_(tokens.subspan(at(segment.start), at(options_.segment_tokens)), collector));
-    SP_RETURN_IF_ERROR(collector.status());
+        prefill_(tokens.subspan(at(segment.start), at(options_.segment_tokens)), observer));
+    SP_RETURN_IF_ERROR(observer.end_segment());
     progress.advance(options_.segment_tokens);
   }
   prefill_s_ += now_s() - start;

@@ -52,6 +52,10 @@ class CalibrationRun {
   /// Errors: kInterrupted, what prefill says, kInvalidArgument when a domain had no sample.
   Status measure(const Samples& samples, ErrorMeter& meter);
 
+  /// One pass of the model over all segments. Errors: kInterrupted, what prefill and observer say.
+  Status pass(SegmentObserver& observer);
+  ThreadPool& threads() const { return threads_; }
+
   /// Means over the tokens of a domain. A mean log decay may be -inf, never NaN or above 0; omega
   /// is finite.
   double omega(int layer, int head, int row, int domain) const;
@@ -70,7 +74,6 @@ class CalibrationRun {
     std::int64_t first_update;  // of its first token, counted through all segments
   };
 
-  Status pass(Collector& collector);
   Status take_statistics(const Collector& collector);
   Status check_samples(const Samples& samples) const;
   float* kept_state(int layer, int head, std::int64_t index);
@@ -97,6 +100,7 @@ LayerSummary summarise_layer(const CalibrationRun& run, const ErrorMeter& meter,
 /// The makers of plans, one for each kind. They fill plan.layers, plan.settings and layers.
 Status make_row_bits(const CodecConfig& config, CalibrationRun& run, Calibration& result);
 Status make_protected_rows(const CodecConfig& config, CalibrationRun& run, Calibration& result);
+Status make_transforms(const CodecConfig& config, CalibrationRun& run, Calibration& result);
 Status make_high_heads(const CodecConfig& config, int period, CalibrationRun& run,
                        Calibration& result);
 

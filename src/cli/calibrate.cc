@@ -126,7 +126,8 @@ void add_calibrate(CLI::App& app, Command* command) {
       ->capture_default_str();
   sub->add_option("--pivots", c.n_pivots, "Units kept in half precision; -1: the published share")
       ->capture_default_str();
-  sub->add_option("--combine", c.combine, "How several texts become one cost")
+  sub->add_option("--combine", c.combine,
+                  "How several texts become one cost (klt: max, others: mean)")
       ->transform(CLI::CheckedTransformer(std::map<std::string, CombineDomains>{
           {"mean", CombineDomains::kMean}, {"max", CombineDomains::kMax}}));
   sub->footer(
@@ -136,7 +137,10 @@ void add_calibrate(CLI::App& app, Command* command) {
       "--scheme stepquant:6 -o stepquant-6.safetensors\n"
       "  statepack calibrate -m models/statepack-gdn --combine max --text "
       "eval/data/wikitext2/wikitext2.valid.txt "
-      "eval/data/calibration/*.jsonl --scheme stepquant:4 -o stepquant-4.safetensors");
+      "eval/data/calibration/*.jsonl --scheme stepquant:4 -o stepquant-4.safetensors\n"
+      "  statepack calibrate -m models/statepack-gdn --segments 12 --text "
+      "eval/data/wikitext2/wikitext2.valid.txt "
+      "eval/data/calibration/*.jsonl --scheme klt:3 -o klt-3.safetensors");
   sub->callback([o, command] { *command = [o] { return run(*o); }; });
 }
 

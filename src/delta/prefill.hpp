@@ -27,12 +27,28 @@ struct ChunkView {
   const float* S_after = nullptr;   ///< [K][V]
 };
 
+/// How the readouts of a stretch of tokens of one layer reach the residual stream: o is divided by
+/// its head's RMS, multiplied by `gain`, and goes through the output matrix.
+struct ReadoutView {
+  int layer = 0;  ///< recurrent layer, from 0
+  int n_tokens = 0;
+  const float* o = nullptr;     ///< [T, HV, V] before the norm
+  const float* gain = nullptr;  ///< [T, HV, V] norm weight times output gate
+  float eps = 0;                ///< beside the mean square of o
+  /// [HV, V] squared length of what a unit entering the output matrix adds to the stream.
+  const float* out_power = nullptr;
+  const float* residual = nullptr;  ///< [T, hidden] the stream that the block adds to
+  std::int64_t hidden = 0;
+};
+
 /// Sees every chunk of every value head, for calibration. Calls for different heads come from
 /// different threads at the same time; calls for one (layer, head) come in order.
 class ChunkObserver {
  public:
   virtual ~ChunkObserver() = default;
   virtual void on_chunk(const ChunkView& chunk) = 0;
+  /// After the chunks of these tokens, from one thread. A model without such blocks never calls it.
+  virtual void on_readout(const ReadoutView& view) { (void)view; }
 };
 
 /// One sequence, one layer. Strides in floats between tokens.

@@ -31,6 +31,7 @@ struct Segment {
   DenseState& state;
   PagedKvCache& kv;  ///< with room for the segment
   ChunkObserver* observer = nullptr;
+  const float* residual = nullptr;  ///< [n_rows, hidden] what the mixers' results are added to
 };
 
 /// One token of each of several sequences, group by group.

@@ -59,6 +59,7 @@ class DeltaBlock final : public Mixer {
   Rows project(const Pass& pass, const float* x, std::int64_t n_history) const;
   void prepare(const Rows& rows, std::int64_t r) const;
   void finish(const Pass& pass, const Rows& rows, float* y) const;
+  void show_readouts(const Pass& pass, const Segment& segment, const Rows& rows) const;
 
   Parts p_;
   int layer_;
@@ -149,6 +150,41 @@ void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
   pass.clock.lap(Part::kProjections);
 }
 
+void DeltaBlock::show_readouts(const Pass& pass, const Segment& segment, const Rows& rows) const {
+  const Scratch::Mark mark(pass.scratch);
+  const std::int64_t V = p_.shape.V, n_out = p_.out.n_out();
+  float* const gain = pass.scratch.take(pass.n_rows * value_width_);
+  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+    float* const row = gain + r * value_width_;
+    for (std::int64_t at = 0; at < value_width_; at += V) {
+      std::copy_n(p_.out_norm.data(), V, row + at);
+    }
+    const float* z = rows.z + r * value_width_;
+    if (p_.sigmoid_gate) {
+      times_sigmoid(row, z, value_width_);
+    } else {
+      times_silu(row, z, value_width_);
+    }
+  });
+  float* const weights = pass.scratch.take(value_width_);
+  float* const power = pass.scratch.take(value_width_);
+  std::fill_n(power, value_width_, 0.0F);
+  for (std::int64_t i = 0; i < n_out; ++i) {
+    p_.out.widen(i, 0, value_width_, weights);
+    for (std::int64_t j = 0; j < value_width_; ++j) power[j] += weights[j] * weights[j];
+  }
+  ReadoutView view;
+  view.layer = layer_;
+  view.n_tokens = pass.n_rows;
+  view.o = rows.o;
+  view.gain = gain;
+  view.eps = p_.eps;
+  view.out_power = power;
+  view.residual = segment.residual;
+  view.hidden = n_out;
+  segment.observer->on_readout(view);
+}
+
 void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t channels = p_.conv.channels(), n_history = p_.conv.n_history();
@@ -181,6 +217,7 @@ void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* 
   in.out = rows.o;
   in.out_stride = value_width_;
   statepack::prefill(in, pass.threads, segment.observer);
+  if (segment.observer != nullptr) show_readouts(pass, segment, rows);
   pass.clock.lap(Part::kState);
   finish(pass, rows, y);
 }

@@ -62,7 +62,7 @@ void check_against_token_loop(const std::vector<int>& chunks,
     model.prefill(segments[s], collector, threads);
     first += static_cast<std::int64_t>(segments[s].size());
   }
-  ASSERT_TRUE(collector.status().ok());
+  ASSERT_TRUE(collector.end_segment().ok());
 
   for (int l = 0; l < static_cast<int>(kShapes.size()); ++l) {
     const LayerShape& shape = kShapes[l];
@@ -200,10 +200,10 @@ TEST(Collector, ReportsAStateThatIsNotFinite) {
   const auto count = [&](int, int, std::int64_t, const float*) { ++n_visits; };
   Collector unseen({shape}, 1, {{2}}, count, true);
   unseen.on_chunk(chunk);
-  EXPECT_TRUE(unseen.status().ok());
+  EXPECT_TRUE(unseen.end_segment().ok());
   Collector seen({shape}, 1, {{1}}, count, true);
   seen.on_chunk(chunk);
-  EXPECT_EQ(seen.status().code(), Code::kNotFinite);
+  EXPECT_EQ(seen.end_segment().code(), Code::kNotFinite);
   EXPECT_EQ(n_visits, 0);
 }
 

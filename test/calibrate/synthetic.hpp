@@ -94,17 +94,29 @@ struct SyntheticModel {
     return trace;
   }
 
-  /// Shows every chunk of every layer and head to `observer`, heads in parallel.
+  /// Shows every chunk of every layer and head to `observer`, heads in parallel, and then the
+  /// layer's readouts: gains of 1 to 2 by column, output columns of squared length 2, a residual
+  /// stream of ones, 8 wide.
   void prefill(std::span<const std::int32_t> tokens, ChunkObserver& observer,
                ThreadPool& threads) const {
     const auto n_tokens = static_cast<std::int64_t>(tokens.size());
     for (int l = 0; l < static_cast<int>(shapes.size()); ++l) {
       const LayerShape& shape = shapes[static_cast<std::size_t>(l)];
       const Inputs in = inputs(l, tokens);
+      const std::int64_t n_out = std::int64_t{shape.n_value_heads} * shape.V;
+      std::vector<float> o(static_cast<std::size_t>(n_tokens * n_out));
       threads.parallel_for(shape.n_value_heads, [&](std::int64_t h, int) {
         const int head = static_cast<int>(h);
         const Trace run = trace(l, head, in, n_tokens);
         const std::vector<float> d(run.u.begin(), run.u.end());
+        for (std::int64_t t = 0; t < n_tokens; ++t) {
+          const float* q = in.q.data() + t * in.qk_stride + shape.key_head(head) * shape.K;
+          for (int j = 0; j < shape.V; ++j) {
+            double sum = 0;
+            for (int i = 0; i < shape.K; ++i) sum += q[i] * run.S[t + 1][i * shape.V + j];
+            o[t * n_out + head * shape.V + j] = static_cast<float>(sum);
+          }
+        }
         std::size_t c = 0;
         for (std::int64_t t = 0; t < n_tokens; ++c) {
           const std::int64_t n = std::min<std::int64_t>(chunks[c % chunks.size()], n_tokens - t);
@@ -129,6 +141,20 @@ struct SyntheticModel {
           t += n;
         }
       });
+      std::vector<float> gain(o.size()), power(static_cast<std::size_t>(n_out), 2.0f);
+      for (std::size_t e = 0; e < gain.size(); ++e)
+        gain[e] = 1 + float(e % shape.V) / float(shape.V);
+      const std::vector<float> residual(static_cast<std::size_t>(8 * n_tokens), 1.0f);
+      ReadoutView view;
+      view.layer = l;
+      view.n_tokens = static_cast<int>(n_tokens);
+      view.o = o.data();
+      view.gain = gain.data();
+      view.eps = 1e-6f;
+      view.out_power = power.data();
+      view.residual = residual.data();
+      view.hidden = 8;
+      observer.on_readout(view);
     }
   }
 };
