@@ -17,10 +17,10 @@ namespace statepack {
 namespace {
 
 constexpr const CodecInfo* kAll[] = {
-    &kFp32Info,   &kBf16Info,  &kFp16Info,      &kInt8Info,      &kInt6Info,
-    &kInt5Info,   &kInt4Info,  &kFp8Info,       &kMxfp8Info,     &kMxfp6Info,
-    &kMxfp4Info,  &kNvfp6Info, &kNvfp4Info,     &kDsqInfo,       &kTurboquantInfo,
-    &kQuarotInfo, &kDampInfo,  &kStepquantInfo, &kLeapquantInfo, &kPaceInfo,  &kKltInfo,
+    &kFp32Info,      &kBf16Info, &kFp16Info,       &kInt8Info,   &kInt6Info,  &kInt5Info,
+    &kInt4Info,      &kFp8Info,  &kMxfp8Info,      &kMxfp6Info,  &kMxfp4Info, &kNvfp6Info,
+    &kNvfp4Info,     &kDsqInfo,  &kTurboquantInfo, &kQuarotInfo, &kDampInfo,  &kStepquantInfo,
+    &kLeapquantInfo, &kPaceInfo, &kKltInfo,
 };
 
 }  // namespace

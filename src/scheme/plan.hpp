@@ -19,10 +19,10 @@ namespace statepack {
 /// layers from 0.
 struct Plan {
   static constexpr int kFormatVersion = 1;
-  std::string kind;  ///< what it provides: "stepquant", "pace-high", "damp-rows" or "klt"
-  std::string scheme;             ///< scheme name it was made for: "stepquant:6"; what
-                                  ///< follows a comma (window, codec options) binds nothing
-  std::string model_fingerprint;  ///< of the checkpoint's content
+  std::string kind;    ///< what it provides: "stepquant", "pace-high", "damp-rows" or "klt"
+  std::string scheme;  ///< scheme name it was made for: "stepquant:6"; what
+                       ///< follows a comma (window, codec options) binds nothing
+  std::string model_fingerprint;                ///< of the checkpoint's content
   std::map<std::string, std::string> settings;  ///< data identity, seed, budgets, ...: for people
   std::vector<LayerShape> shapes;               ///< [n recurrent layers]
   std::vector<LayerPlan> layers;
