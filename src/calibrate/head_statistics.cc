@@ -80,7 +80,7 @@ Result<std::vector<std::vector<HeadStatistics>>> measure_heads(
   for (const std::vector<std::int32_t>& segment : segments) {
     collector.begin_segment(0, first);
     SP_RETURN_IF_ERROR(prefill(segment, collector));
-    SP_RETURN_IF_ERROR(collector.status());
+    SP_RETURN_IF_ERROR(collector.end_segment());
     first += std::ssize(segment);
   }
 

@@ -27,8 +27,9 @@ Status make_protected_rows(const CodecConfig& config, CalibrationRun& run, Calib
   const auto low_bits = static_cast<std::uint8_t>(config.arg[0] - '0');
   std::vector<std::vector<LayerPlan>> variants(1);  // every row in the low format
   for (const LayerShape& shape : shapes) {
-    variants[0].push_back(
-        {std::vector(at(std::int64_t{shape.n_value_heads} * shape.K), low_bits), {}, {}});
+    LayerPlan plan;
+    plan.bits.assign(at(std::int64_t{shape.n_value_heads} * shape.K), low_bits);
+    variants[0].push_back(std::move(plan));
   }
   SP_ASSIGN_OR_RETURN(ErrorMeter meter,
                       ErrorMeter::make(config, shapes, variants, run.n_domains()));

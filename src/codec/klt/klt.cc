@@ -254,7 +254,7 @@ void KltCodec::gather(const Group& group, int place, const std::uint8_t* page,
               static_cast<std::size_t>(last_bytes));
 }
 
-void KltCodec::encode(int h, const float* X, std::uint8_t* page, std::uint64_t /*seed*/,
+void KltCodec::encode(int h, const float* X, std::uint8_t* page, const RoundingContext& /*at*/,
                       CodecScratch scratch) const {
   DenseRows rows(X, shape_.V);
   encode_rows(h, rows, page, scratch);
@@ -368,7 +368,7 @@ const CodecInfo kKltInfo = {
     .options = {},
     .plan_kind = [](const CodecConfig&) -> std::string_view { return "klt"; },
     .defaults = [](const CodecConfig&) { return SchemeDefaults{.period = 16}; },
-    .default_option = [](std::string_view, std::string_view) { return std::string(); },
+    .default_option = [](const CodecConfig&, std::string_view) { return std::string(); },
     .validate = [](const CodecConfig&) { return Status(); },
     .make = [](const CodecConfig& config, const LayerShape& shape,
                const LayerPlan* plan) -> Result<std::unique_ptr<LayerCodec>> {

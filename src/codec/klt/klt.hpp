@@ -60,7 +60,7 @@ class KltCodec final : public LayerCodec {
   const LayerShape& shape() const override { return shape_; }
   PayloadBytes payload() const override { return payload_; }
   std::size_t scratch_bytes() const override;
-  void encode(int head, const float* X, std::uint8_t* page, std::uint64_t seed,
+  void encode(int head, const float* X, std::uint8_t* page, const RoundingContext& at,
               CodecScratch scratch) const override;
   bool encode_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch scratch) const override;
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override;
