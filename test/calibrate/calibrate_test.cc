@@ -402,7 +402,9 @@ void check_damp(std::vector<LayerShape> shapes, CombineDomains how) {
   EXPECT_EQ(result->plan.kind, "damp-rows");
   const Oracle oracle(fixture, "damp:4", 24, 1, [&](int layer, int) {
     const LayerShape& s = shapes[layer];
-    return LayerPlan{std::vector<std::uint8_t>(s.n_value_heads * s.K, 4), {}, {}};
+    LayerPlan plan;
+    plan.bits.assign(s.n_value_heads * s.K, 4);
+    return plan;
   });
   double low = 0;
   for (std::size_t l = 0; l < shapes.size(); ++l) {
