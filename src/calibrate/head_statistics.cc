@@ -65,6 +65,7 @@ Result<std::vector<std::vector<HeadStatistics>>> measure_heads(
                                               " tokens says nothing about a state; give more");
   }
   std::vector<std::vector<Powers>> powers;
+  powers.reserve(shapes.size());
   for (const LayerShape& shape : shapes) {
     powers.emplace_back(at(shape.n_value_heads), Powers{std::vector<double>(at(shape.K)),
                                                         std::vector<double>(at(shape.V)), 0});

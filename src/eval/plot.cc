@@ -226,8 +226,8 @@ std::string svg(const Plot& plot) {
     }
   }
   const std::size_t n_entries = in_legend.size() + (plot.front_name.empty() ? 0 : 1);
-  const double legend_height =
-      kLegendRow * static_cast<double>((n_entries + per_row - 1) / per_row);
+  const std::size_t n_legend_rows = (n_entries + per_row - 1) / per_row;
+  const double legend_height = kLegendRow * static_cast<double>(n_legend_rows);
   const double bottom = plot.height - kBottom;
 
   Axis x(plot.log_x, kLeft, plot.width - kRight), y(plot.log_y, bottom, kTop);
@@ -304,8 +304,9 @@ std::string svg(const Plot& plot) {
   out += points + names;
 
   for (std::size_t e = 0; e < n_entries; ++e) {
-    const double ex = kLeft + entry_width * static_cast<double>(e % per_row);
-    const double ey = plot.height + kLegendRow * static_cast<double>(e / per_row) + 4;
+    const std::size_t row = e / per_row, column = e % per_row;
+    const double ex = kLeft + entry_width * static_cast<double>(column);
+    const double ey = plot.height + kLegendRow * static_cast<double>(row) + 4;
     if (e < in_legend.size()) {
       out += marker(in_legend[e], ex + 6, ey - 4) +
              text(ex + 16, ey, "start", plot.series[in_legend[e]].name);
