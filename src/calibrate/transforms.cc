@@ -318,6 +318,7 @@ class Transforms {
     for (const std::int64_t n : m.n_states) n_states += n;
     std::vector<double> energy(at(K), 0.0);
     std::vector<std::vector<double>> W;
+    W.reserve(at(n_domains()));
     for (int d = 0; d < n_domains(); ++d) W.push_back(readout.gramian(l, h, d));
     std::vector<double> direction(at(K));
     const bool pooled = run_.options().combine == CombineDomains::kMean;

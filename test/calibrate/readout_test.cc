@@ -98,7 +98,7 @@ TEST(Gramian, PredictsWhatAnErrorDoesToLaterReadouts) {
   ASSERT_EQ(add_gramians(s.tokens(), 16, W.data()), 1);
   std::mt19937 random(4);
   std::normal_distribution<double> normal;
-  double predicted = 0, measured = 0, trace = 0;
+  double measured = 0, trace = 0;
   constexpr int kDraws = 4000;
   for (int i = 0; i < K; ++i) trace += W[i * K + i];
   for (int draw = 0; draw < kDraws; ++draw) {
@@ -115,7 +115,7 @@ TEST(Gramian, PredictsWhatAnErrorDoesToLaterReadouts) {
       change += o * o;
     }
     ASSERT_NEAR(change, cost, 1e-11 * (1 + cost));
-    predicted += cost, measured += change;
+    measured += change;
   }
   EXPECT_NEAR(measured / kDraws, 0.01 * trace, 0.05 * 0.01 * trace);  // white noise costs tr W
 }
