@@ -563,7 +563,8 @@ void Connection::write_some() {
 void Connection::all_sent() {
   count_body(0);
   set_answering(false);
-  if (keep_alive_) return next_request();
+  // The answer may have promised more before the draining began; a close is then allowed, too.
+  if (keep_alive_ && !loop_.draining_) return next_request();
   error_code ec;
   socket_.shutdown(tcp::socket::shutdown_send, ec);
   if (input_ended_) return close();
