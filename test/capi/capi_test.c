@@ -136,8 +136,8 @@ static void test_schemes(void) {
   CHECK_ERROR(sp_scheme_print("int9", 0, text, sizeof text, &n), SP_INVALID_ARGUMENT,
               "did you mean 'int8'?");
   CHECK_ERROR(sp_scheme_print(NULL, 0, text, sizeof text, &n), SP_INVALID_ARGUMENT, "name is NULL");
-  CHECK_ERROR(sp_scheme_print("int8,rounding=feedback", 0, NULL, 0, NULL), SP_UNSUPPORTED,
-              "not available");
+  CHECK_ERROR(sp_scheme_print("leapquant:8,rounding=feedback", 0, NULL, 0, NULL), SP_UNSUPPORTED,
+              "leapquant cannot round by rounding=feedback");
 
   sp_scheme* scheme = compile("int8,period=4");
   CHECK(strcmp(sp_last_error(), "") == 0); /* a success clears what went wrong before */
