@@ -58,8 +58,8 @@ struct StepInput {
 /// A complete window is rounded from its records as stored; the token that completes it reads the
 /// state before that rounding. With period 1, X = D S + k u^T from unrounded k and u is packed.
 /// Errors: kInvalidArgument, with nothing done (slot out of range; the same slot written by two
-/// rows; a slot that one row reads and another writes; padding on one side of a row only; stochastic
-/// rounding without positions).
+/// rows; a slot that one row reads and another writes; padding on one side of a row only;
+/// stochastic rounding without positions).
 Status step(const LayerState& state, const StepInput& input, ThreadPool& threads);
 
 /// Rebuilds, rounds and repacks every listed slot whose window is not empty, whatever its fill
