@@ -173,6 +173,7 @@ Status forced_decode(Model& model, ThreadPool& threads,
     lanes.push_back(std::move(lane));
   }
   std::vector<DecodeGroup> groups;
+  groups.reserve(lanes.size());
   for (Lane& lane : lanes) groups.push_back({lane.pool.get(), lane.rows});
   std::vector<ForcedResult> sums(schemes.size(), empty_forced_result(options.context));
   const std::size_t lane_floats = n_rows * static_cast<std::size_t>(stride);

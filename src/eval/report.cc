@@ -246,18 +246,21 @@ Table forced_table(const Json& document, const std::string& piece) {
 }
 
 std::vector<std::string> legend() {
-  return {
+  std::vector<std::string> sentences;
+  sentences.emplace_back(
       "payload bits: bits per state value of a packed state, scales and padding included; resident "
-      "bits: with the open window and its cursors. Counted from the bytes that are allocated.",
+      "bits: with the open window and its cursors. Counted from the bytes that are allocated.");
+  sentences.emplace_back(
       "tasks: share of greedy replies whose answer line is exactly right. Intervals are Wilson's; "
       "p "
-      "is the exact McNemar test against fp32 on the same samples.",
+      "is the exact McNemar test against fp32 on the same samples.");
+  sentences.emplace_back(
       "KL: KL(fp32 || scheme) in nats when both read the same text token by token through their "
       "states; \"KL 1k\" is the mean over the last eighth before 1,024 tokens, [896, 1024), and so "
-      "are the top-1 agreement in % and the excess nats there.",
-      "ppl: perplexity of the same reading, every window from a zero state.",
-      "state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.",
-  };
+      "are the top-1 agreement in % and the excess nats there.");
+  sentences.emplace_back("ppl: perplexity of the same reading, every window from a zero state.");
+  sentences.emplace_back("state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.");
+  return sentences;
 }
 
 std::string overview_table(const Json& document) { return overview(document).text(); }
