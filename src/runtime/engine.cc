@@ -578,8 +578,7 @@ void Engine::deliver(Sequence& sequence, Result<Choice> choice) {
       text += sequence.stops.push(sequence.utf8.finish());
       const bool matched = sequence.stops.matched();
       if (!matched) text += sequence.stops.finish();
-      finish(sequence, matched ? FinishReason::kStop : FinishReason::kLength, {}, &*choice,
-             std::move(text));
+      finish(sequence, matched ? FinishReason::kStop : FinishReason::kLength, {}, &*choice, text);
     } else {
       finish(sequence, FinishReason::kLength, {}, &*choice, {});
     }
