@@ -25,7 +25,6 @@ using Clock = std::chrono::steady_clock;
 using Schemes = std::vector<std::shared_ptr<const CompiledScheme>>;
 
 constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
-constexpr const char* kReference = "fp32";
 constexpr std::int64_t kLongContext = 16384, kCompareSamples = 24;  // of --compare
 constexpr std::size_t kShown = 80;  // characters of an answer on the terminal
 

@@ -14,22 +14,10 @@
 namespace statepack {
 namespace {
 
-constexpr const char* kReference = "fp32";
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-const Json* find(const Json& json, std::initializer_list<std::string_view> path) {
-  const Json* at = &json;
-  for (const std::string_view key : path) {
-    if (!at->is_object()) return nullptr;
-    const auto found = at->find(key);
-    if (found == at->end()) return nullptr;
-    at = &*found;
-  }
-  return at;
-}
-
 double number(const Json& json, std::initializer_list<std::string_view> path) {
-  const Json* found = find(json, path);
+  const Json* found = find_value(json, path);
   return found != nullptr && found->is_number() ? found->get<double>() : kNone;
 }
 
@@ -48,7 +36,7 @@ std::string longest_text(const Json& document) {
 
 // A mean over the last eighth of the windows.
 double late_kl(const Json& run, const std::string& piece) {
-  const Json* buckets = find(run, {"forced", piece, "buckets"});
+  const Json* buckets = find_value(run, {"forced", piece, "buckets"});
   if (buckets == nullptr || !buckets->is_array() || buckets->empty()) return kNone;
   const double n = number(buckets->back(), {"n"});
   return n > 0 ? number(buckets->back(), {"kl"}) / n : kNone;
@@ -61,7 +49,7 @@ double mean_accuracy(const Json& document, const Json& run) {
   for (const std::string& task : pieces_with(document, "exact_match,none")) {
     const bool everywhere =
         std::all_of(document["runs"].begin(), document["runs"].end(), [&](const Json& other) {
-          return find(other, {"results", task}) != nullptr;
+          return find_value(other, {"results", task}) != nullptr;
         });
     if (!everywhere) continue;
     sum += number(run, {"results", task, "exact_match,none"});
@@ -124,7 +112,7 @@ void add_curves(const Json& document, const std::string& piece, const std::strin
     for (const std::string& name : scheme_names(document)) {
       const double bits = number(run_of(document, name), {"bits", "resident"});
       if (name == kReference || !(bits >= from && bits < range.below)) continue;
-      const Json* buckets = find(run_of(document, name), {"forced", piece, "buckets"});
+      const Json* buckets = find_value(run_of(document, name), {"forced", piece, "buckets"});
       if (buckets == nullptr || !buckets->is_array()) continue;
       Series line{name, {}, {}, true, false};
       for (const Json& bucket : *buckets) {
@@ -143,7 +131,7 @@ void add_curves(const Json& document, const std::string& piece, const std::strin
 // A number of every head, layer by layer; NaN where it is missing (an infinite half-life).
 std::vector<double> of_heads(const Json& document, const char* key) {
   std::vector<double> values;
-  const Json* layers = find(document, {"heads", "layers"});
+  const Json* layers = find_value(document, {"heads", "layers"});
   if (layers == nullptr || !layers->is_array()) return values;
   for (const Json& layer : *layers) {
     for (const Json& head : layer) values.push_back(number(head, {key}));
@@ -155,7 +143,7 @@ void add_lifetimes(const Json& document, const std::string& piece, std::vector<s
   const std::vector<double> half_lives = of_heads(document, "half_life");
   if (half_lives.empty()) return;
   for (const std::string& name : scheme_names(document)) {
-    const Json* drifts = find(run_of(document, name), {"forced", piece, "drift"});
+    const Json* drifts = find_value(run_of(document, name), {"forced", piece, "drift"});
     if (name == kReference || drifts == nullptr || !drifts->is_array()) continue;
     const Json* last = nullptr;
     for (const Json& drift : *drifts) {
@@ -205,7 +193,7 @@ void add_outliers(const Json& document, std::vector<std::string>& svgs) {
 
 void add_plans(const Json& document, std::vector<std::string>& svgs) {
   for (const std::string& name : scheme_names(document)) {
-    const Json* bits = find(run_of(document, name), {"plan_bits"});
+    const Json* bits = find_value(run_of(document, name), {"plan_bits"});
     if (bits == nullptr || !bits->is_array()) continue;
     HeatMap map{name, "layer", "head", {}};
     for (const Json& layer : *bits) {
@@ -275,7 +263,7 @@ std::vector<Figure> figures(const Json& document) {
     add(std::move(lifetimes));
   }
   Figure outliers{"Outliers of the states", "Of fp32 states on the text named below.", {}};
-  if (const Json* heads = find(document, {"heads"}); heads != nullptr) {
+  if (const Json* heads = find_value(document, {"heads"}); heads != nullptr) {
     outliers.note = fmt::format("Of fp32 states along {} tokens of {}.", heads->value("tokens", 0),
                                 heads->value("text", ""));
   }

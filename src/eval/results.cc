@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::string_view kFormat = "statepack-eval-1";
 constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
-constexpr const char* kReference = "fp32";
 
 Json bucket_json(const PositionBucket& b) {
   return Json{{"begin", b.begin},
@@ -51,17 +50,6 @@ PositionBucket bucket_of(const Json& json) {
   return b;
 }
 
-const Json* find(const Json& json, std::initializer_list<std::string_view> path) {
-  const Json* at = &json;
-  for (const std::string_view key : path) {
-    if (!at->is_object()) return nullptr;
-    const auto found = at->find(key);
-    if (found == at->end()) return nullptr;
-    at = &*found;
-  }
-  return at;
-}
-
 void add_seconds(Json& run, double seconds) {
   run["total_evaluation_time_seconds"] =
       value_or(run, "total_evaluation_time_seconds", 0.0) + seconds;
@@ -88,7 +76,7 @@ bool is_run(const Json& run) {
     if (part == run.end()) continue;
     if (!part->is_object()) return false;
   }
-  const Json* samples = find(run, {"samples"});
+  const Json* samples = find_value(run, {"samples"});
   if (samples == nullptr) return true;
   for (const Json& list : *samples) {
     if (!list.is_array()) return false;
@@ -132,11 +120,22 @@ void record_plan_bits(Json& run, const CompiledScheme& scheme) {
 }
 
 std::int64_t piece_size(const Json& run, const std::string& name) {
-  const Json* n = find(run, {"n-samples", name, "effective"});
+  const Json* n = find_value(run, {"n-samples", name, "effective"});
   return n != nullptr && n->is_number_integer() ? n->get<std::int64_t>() : 0;
 }
 
 }  // namespace
+
+const Json* find_value(const Json& json, std::initializer_list<std::string_view> path) {
+  const Json* at = &json;
+  for (const std::string_view key : path) {
+    if (!at->is_object()) return nullptr;
+    const auto found = at->find(key);
+    if (found == at->end()) return nullptr;
+    at = &*found;
+  }
+  return at;
+}
 
 Json new_results(const std::string& model_name, const std::string& model_fingerprint) {
   return Json{{"format", kFormat},
@@ -148,7 +147,7 @@ Json new_results(const std::string& model_name, const std::string& model_fingerp
 Result<Json> load_results(const std::string& path) {
   SP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
   Json document = Json::parse(text, nullptr, false);
-  const Json* runs = document.is_object() ? find(document, {"runs"}) : nullptr;
+  const Json* runs = document.is_object() ? find_value(document, {"runs"}) : nullptr;
   const bool right = runs != nullptr && document.value("format", Json()) == kFormat &&
                      is_text(document, "model_name") && is_text(document, "model_fingerprint") &&
                      runs->is_object() && std::all_of(runs->begin(), runs->end(), is_run);
@@ -167,8 +166,8 @@ Status save_results(const std::string& path, const Json& document) {
 
 Json& results_run(Json& document, const CompiledScheme& scheme) {
   Json& run = document["runs"][scheme.scheme().name()];
-  const Json* had_scheme = find(run, {"scheme"});
-  const Json* had_plan = find(run, {"plan_fingerprint"});
+  const Json* had_scheme = find_value(run, {"scheme"});
+  const Json* had_plan = find_value(run, {"plan_fingerprint"});
   if (had_scheme != nullptr &&
       same_scheme(had_scheme->get<std::string>(), scheme.scheme().full_name()) &&
       had_plan != nullptr && *had_plan == scheme.plan_fingerprint()) {
@@ -256,8 +255,8 @@ Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& op
 }
 
 bool has_task(const Json& run, const std::string& task, const Json& config) {
-  const Json* had = find(run, {"configs", task});
-  return had != nullptr && *had == config && find(run, {"results", task}) != nullptr;
+  const Json* had = find_value(run, {"configs", task});
+  return had != nullptr && *had == config && find_value(run, {"results", task}) != nullptr;
 }
 
 void record_task(Json& run, const Task& task, const Json& config,
@@ -313,14 +312,14 @@ Json forced_config(const std::string& digest, const ForcedOptions& options) {
 
 ForcedResult forced_so_far(const Json& run, const std::string& name, const Json& config) {
   ForcedResult empty = empty_forced_result(config["context"].get<std::int64_t>());
-  const Json* had = find(run, {"configs", name});
-  const Json* forced = find(run, {"forced", name});
+  const Json* had = find_value(run, {"configs", name});
+  const Json* forced = find_value(run, {"forced", name});
   if (had == nullptr || *had != config || forced == nullptr) return empty;
   ForcedResult result = empty;
   result.n_windows = value_or<std::int64_t>(*forced, "n_windows", 0);
   result.n_failed = value_or<std::int64_t>(*forced, "n_failed", 0);
-  const Json* buckets = find(*forced, {"buckets"});
-  const Json* drift = find(*forced, {"drift"});
+  const Json* buckets = find_value(*forced, {"buckets"});
+  const Json* drift = find_value(*forced, {"drift"});
   if (buckets == nullptr || !buckets->is_array() || buckets->size() != result.buckets.size() ||
       drift == nullptr || !drift->is_array() || drift->size() != result.drift.size()) {
     return empty;
@@ -333,7 +332,7 @@ ForcedResult forced_so_far(const Json& run, const std::string& name, const Json&
   for (std::size_t i = 0; i < result.drift.size(); ++i) {
     result.drift[i].n = value_or<std::int64_t>((*drift)[i], "n", 0);
     result.drift[i].relative_error = value_or((*drift)[i], "relative_error", 0.0);
-    const Json* by_head = find((*drift)[i], {"by_head"});
+    const Json* by_head = find_value((*drift)[i], {"by_head"});
     if (by_head == nullptr || !by_head->is_array()) continue;
     result.drift[i].n_by_head = value_or<std::int64_t>((*drift)[i], "n_by_head", 0);
     for (const Json& sum : *by_head) {
@@ -396,7 +395,7 @@ void compare_with_fp32(Json& document) {
     bool right;
     std::string hash;
   };
-  const Json* reference = find(document, {"runs", kReference, "samples"});
+  const Json* reference = find_value(document, {"runs", kReference, "samples"});
   if (reference == nullptr || !reference->is_object()) return;
   for (const auto& [task, list] : reference->items()) {
     std::map<std::string, Reply> replies;
@@ -404,8 +403,8 @@ void compare_with_fp32(Json& document) {
       replies[sample.value("id", "")] = {sample.value("right", false), sample.value("hash", "")};
     }
     for (auto& [name, run] : document["runs"].items()) {
-      const Json* samples = find(run, {"samples", task});
-      if (samples == nullptr || find(run, {"results", task}) == nullptr) continue;
+      const Json* samples = find_value(run, {"samples", task});
+      if (samples == nullptr || find_value(run, {"results", task}) == nullptr) continue;
       std::int64_t n = 0;
       std::int64_t n_same = 0;
       std::int64_t only_here = 0;
@@ -489,13 +488,14 @@ Result<Json> merge_results(const std::vector<Json>& documents) {
                         "options); report them apart",
                         name));
       }
-      const Json* results = find(run, {"results"});
+      const Json* results = find_value(run, {"results"});
       if (results == nullptr || !results->is_object()) continue;
       for (const auto& [piece, result] : results->items()) {
         if (piece_size(to, piece) > piece_size(run, piece)) continue;
         for (const char* part :
              {"results", "configs", "n-samples", "higher_is_better", "samples", "forced"}) {
-          if (const Json* from = find(run, {part, piece}); from != nullptr) to[part][piece] = *from;
+          if (const Json* from = find_value(run, {part, piece}); from != nullptr)
+            to[part][piece] = *from;
         }
       }
       add_seconds(to, value_or(run, "total_evaluation_time_seconds", 0.0));

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -25,6 +27,12 @@
 namespace statepack {
 
 using Json = nlohmann::ordered_json;
+
+/// The scheme that all others are held against.
+inline constexpr const char* kReference = "fp32";
+
+/// The value behind a path of keys; null where one is missing.
+const Json* find_value(const Json& json, std::initializer_list<std::string_view> path);
 
 /// An empty document of a model.
 Json new_results(const std::string& model_name, const std::string& model_fingerprint);

@@ -6,26 +6,14 @@
 #include <nlohmann/json.hpp>
 
 #include "codec_cases.hpp"
+#include "golden_hex.hpp"
 
 namespace statepack {
 namespace {
 
 using nlohmann::json;
-
-std::vector<std::uint8_t> from_hex(const std::string& hex) {
-  std::vector<std::uint8_t> bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    bytes.push_back(static_cast<std::uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-  }
-  return bytes;
-}
-
-std::vector<float> floats(const std::string& hex) {
-  const std::vector<std::uint8_t> bytes = from_hex(hex);
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
+using testing::floats;
+using testing::from_hex;
 
 TEST(CodecGolden, PagesAndRestoredStatesMatchTheIndependentScript) {
   std::ifstream file(std::string(SP_SOURCE_DIR) + "/test/data/codec_goldens.json");

@@ -12,29 +12,17 @@
 
 #include "base/matrix.hpp"
 #include "codec_cases.hpp"
+#include "golden_hex.hpp"
 #include "states.hpp"
 
 namespace statepack {
 namespace {
 
 using nlohmann::json;
+using testing::floats;
+using testing::from_hex;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-std::vector<std::uint8_t> from_hex(const std::string& hex) {
-  std::vector<std::uint8_t> bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    bytes.push_back(static_cast<std::uint8_t>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-  }
-  return bytes;
-}
-
-std::vector<float> floats(const std::string& hex) {
-  const std::vector<std::uint8_t> bytes = from_hex(hex);
-  std::vector<float> values(bytes.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
 
 LayerPlan uniform_plan(const LayerShape& shape, int bits) {
   LayerPlan plan;

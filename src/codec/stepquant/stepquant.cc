@@ -326,9 +326,7 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
     const Row& row = this->row(h, i);
     const float* x = X + std::int64_t{i} * V;
     if (row.bits == kPivotBits) {
-      stepquant::saturate(x, V, a.half);
-      std::memcpy(a.run, a.half, static_cast<std::size_t>(2 * V));
-      scatter(head, row, a.run, page);
+      write_half(head, row, x, page, a);
       continue;
     }
     float* y = a.y + std::int64_t{i} * V;
@@ -394,6 +392,14 @@ void StepquantCodec::encode(int h, const float* X, std::uint8_t* page,
   }
 }
 
+// A pivot row, in half precision.
+void StepquantCodec::write_half(const Head& head, const Row& row, const float* x,
+                                std::uint8_t* page, const Arrays& a) const {
+  stepquant::saturate(x, shape_.V, a.half);
+  std::memcpy(a.run, a.half, static_cast<std::size_t>(2 * shape_.V));
+  scatter(head, row, a.run, page);
+}
+
 // r_i = h16( max_j |X_ij| / (Q_i n_i) ),  z_ij = enc(X_ij / (r_i n_i)). Codes are integers at every
 // width: levels without a zero would need the fit to keep a sparse row.
 void StepquantCodec::encode_by_rows(int h, const float* X, std::uint8_t* page,
@@ -405,9 +411,7 @@ void StepquantCodec::encode_by_rows(int h, const float* X, std::uint8_t* page,
     const Row& row = this->row(h, i);
     const float* x = X + std::int64_t{i} * V;
     if (row.bits == kPivotBits) {
-      stepquant::saturate(x, V, a.half);
-      std::memcpy(a.run, a.half, static_cast<std::size_t>(2 * V));
-      scatter(head, row, a.run, page);
+      write_half(head, row, x, page, a);
       continue;
     }
     const float Q = peak_code(row.bits);

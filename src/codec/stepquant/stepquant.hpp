@@ -110,6 +110,8 @@ class StepquantCodec final : public LayerCodec {
   }
   float norm(const Row& row) const;  // n = 2^(8 - b) with a gate per channel, else 1
   void scatter(const Head& head, const Row& row, const std::uint8_t* run, std::uint8_t* page) const;
+  void write_half(const Head& head, const Row& row, const float* x, std::uint8_t* page,
+                  const Arrays& a) const;
   void gather(const Head& head, const Row& row, const std::uint8_t* page, std::uint8_t* run) const;
 
   LayerShape shape_;
