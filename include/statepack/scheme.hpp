@@ -24,6 +24,10 @@ enum class RecordMode : std::uint8_t { kU, kV };
 /// From where windows are counted: the hand-over of the prompt, or absolute token positions.
 enum class Phase : std::uint8_t { kHandover, kAbsolute };
 
+/// How a slot keeps the history of the short convolutions. Each of its values, an input of the
+/// convolution, is rounded once, when it leaves the token that made it; nothing accumulates.
+enum class ConvFormat : std::uint8_t { kF32, kBf16 };
+
 /// A parsed scheme name. Cheap to copy; prints back to the string that it was parsed from, with
 /// options in a fixed order and defaults left out: `stepquant:4,period=16,records=int8`.
 struct Scheme {
@@ -36,13 +40,15 @@ struct Scheme {
   Phase phase = Phase::kHandover;
   int prefill_period = 0;  ///< 0: one rounding at the hand-over; else every so many prompt tokens
   bool beta_bf16 = false;  ///< round beta to bf16 first, as one published kernel does
+  ConvFormat conv = ConvFormat::kF32;
   Rounding rounding = Rounding::kNearest;
   std::uint64_t seed = 0;  ///< of stochastic rounding
 
   /// Parses and validates. Errors: kInvalidArgument or kUnsupported with the reason and the remedy.
   static Result<Scheme> parse(std::string_view name);
-  std::string name() const;       ///< shortest form
-  std::string full_name() const;  ///< every option written out
+  std::string name() const;  ///< shortest form
+  /// Every option written out; `conv` when it is not f32, as files made before it was one have it.
+  std::string full_name() const;
   bool needs_plan() const;
   bool operator==(const Scheme&) const = default;
 };

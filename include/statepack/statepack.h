@@ -136,7 +136,8 @@ sp_code sp_slot_free(sp_pool* pool, int64_t slot);
 sp_code sp_slot_get_state(const sp_pool* pool, int64_t slot, sp_slot_state* state);
 sp_code sp_slot_get_tokens(const sp_pool* pool, int64_t slot, int64_t* n_tokens);
 sp_code sp_slot_set_tokens(sp_pool* pool, int64_t slot, int64_t n_tokens);
-/* The slot's convolution history [conv_floats], for the caller to read and write. */
+/* The slot's convolution history [conv_floats], for the caller to read and write. SP_UNSUPPORTED
+ * for schemes that do not keep it in f32 (conv=bf16). */
 sp_code sp_slot_conv(sp_pool* pool, int64_t slot, float** conv);
 /* Everything that `from` owns. */
 sp_code sp_slot_copy(sp_pool* pool, int64_t from, int64_t to);

@@ -444,6 +444,11 @@ sp_code sp_slot_conv(sp_pool* pool, int64_t slot, float** conv) {
   return guarded([&]() -> Status {
     SP_RETURN_IF_ERROR(need_used(pool, slot));
     SP_RETURN_IF_ERROR(need(conv, "conv"));
+    if (pool->slots->scheme().scheme().conv != statepack::ConvFormat::kF32) {
+      return {statepack::Code::kUnsupported,
+              "the pool's scheme keeps the convolution history in bf16; leave conv= out to read "
+              "and write it as f32, or keep it elsewhere (conv_floats 0)"};
+    }
     *conv = pool->slots->conv(slot);
     return {};
   });

@@ -19,9 +19,9 @@ namespace {
 
 struct Options {
   serve::ServerOptions server;
-  std::string pool_bytes, kv_bytes, prefix_bytes = "1GiB", max_body = "8MiB";
+  std::string pool_bytes, kv_bytes, prefix_bytes = "1GiB", prefix_state_bytes, max_body = "8MiB";
   std::string prefix_mode = std::string(prefix_mode_name(PrefixMode::kTurns));
-  std::string conv_format = "f32";
+  std::string conv_format;
   std::string config;
   std::string log_level = "info";
   double request_timeout_s = 600, header_timeout_s = 10, body_timeout_s = 60, idle_timeout_s = 60;
@@ -141,9 +141,10 @@ Result<int> serve_until_stopped(Options& o, CLI::App& sub) {
   SP_RETURN_IF_ERROR(size(o.pool_bytes, &server.backend.pool_bytes));
   SP_RETURN_IF_ERROR(size(o.kv_bytes, &server.backend.kv_bytes));
   SP_RETURN_IF_ERROR(size(o.prefix_bytes, &server.backend.prefix_cache.max_bytes));
+  SP_RETURN_IF_ERROR(size(o.prefix_state_bytes, &server.backend.prefix_cache.max_state_bytes));
   SP_RETURN_IF_ERROR(size(o.max_body, &server.limits.max_body_bytes));
   SP_ASSIGN_OR_RETURN(server.backend.prefix_cache.mode, parse_prefix_mode(o.prefix_mode));
-  server.backend.conv_format = o.conv_format == "bf16" ? ConvFormat::kBf16 : ConvFormat::kF32;
+  if (!o.conv_format.empty()) server.backend.state += ",conv=" + o.conv_format;
   server.request_timeout = milliseconds(o.request_timeout_s);
   server.ping_interval = milliseconds(o.ping_interval_s);
   server.grace = milliseconds(o.grace_s);
@@ -181,9 +182,9 @@ void add_backend_options(CLI::App& sub, Options& o) {
   sub.add_option("--state-pool-bytes", o.pool_bytes, "Memory of the state pool: 2GiB, say")
       ->type_name("SIZE");
   sub.add_option("--conv-state-dtype", o.conv_format,
-                 "Of the short convolutions' history: f32, or bf16 in half the memory")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+                 "Of the short convolutions' history: f32, or bf16 in half the memory; the same as "
+                 "conv= in --state")
+      ->check(CLI::IsMember({"f32", "bf16"}));
   sub.add_option("--max-num-seqs,--parallel,--max-running-requests", b.max_seqs,
                  "Sequences decoded together; 0: the slots, at most 256, or 64 (-np, too)")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20));
@@ -201,6 +202,10 @@ void add_backend_options(CLI::App& sub, Options& o) {
       ->capture_default_str();
   sub.add_option("--prefix-cache-bytes", o.prefix_bytes, "Memory of the prefix cache")
       ->capture_default_str()
+      ->type_name("SIZE");
+  sub.add_option(
+         "--prefix-cache-state-bytes", o.prefix_state_bytes,
+         "Of them, memory of states; the rest is of attention rows. None: no bound of its own")
       ->type_name("SIZE");
   sub.add_option("--prefix-cache-block", b.prefix_cache.block_tokens,
                  "Tokens between two places of a prompt where it can be resumed")

@@ -336,7 +336,7 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   std::vector<std::size_t> copied;  // rows
   for (std::size_t i = 0; i < n; ++i) {
     const bool quarantined = pools[i]->quarantined(slots[i]);
-    if (!quarantined && pools[i]->conv_format() == ConvFormat::kF32) {
+    if (!quarantined && pools[i]->scheme().scheme().conv == ConvFormat::kF32) {
       conv.push_back(pools[i]->conv(slots[i]));
       continue;
     }

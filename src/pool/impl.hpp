@@ -30,12 +30,12 @@ struct SlotLayout {
     std::int64_t cursor = 0;
   };
   std::vector<Layer> layers;
-  std::int64_t conv = 0, conv_floats = 0, conv_bytes = 0;
   ConvFormat conv_format = ConvFormat::kF32;
+  std::int64_t conv = 0, conv_floats = 0, conv_bytes = 0;
   std::int64_t n_bytes = 0;  ///< a multiple of 64: slots do not share cache lines
 
   SlotLayout() = default;
-  SlotLayout(const CompiledScheme& scheme, std::int64_t conv_floats, ConvFormat conv_format);
+  SlotLayout(const CompiledScheme& scheme, std::int64_t conv_floats);
 };
 
 struct StatePool::Impl {

@@ -72,10 +72,10 @@ std::int64_t available_bytes() {
 
 }  // namespace
 
-SlotLayout::SlotLayout(const CompiledScheme& scheme, std::int64_t n_conv_floats, ConvFormat format)
-    : conv_floats(n_conv_floats),
-      conv_bytes(n_conv_floats * (format == ConvFormat::kF32 ? 4 : 2)),
-      conv_format(format) {
+SlotLayout::SlotLayout(const CompiledScheme& scheme, std::int64_t n_conv_floats)
+    : conv_format(scheme.scheme().conv),
+      conv_floats(n_conv_floats),
+      conv_bytes(n_conv_floats * (conv_format == ConvFormat::kF32 ? 4 : 2)) {
   std::int64_t at = sizeof(SlotHeader);
   for (const CompiledLayer& layer : scheme.layers()) {
     Layer place;
@@ -130,7 +130,7 @@ Result<std::unique_ptr<StatePool>> StatePool::create(std::shared_ptr<const Compi
   }
   std::unique_ptr<StatePool> pool(new StatePool);
   Impl& impl = *pool->impl_;
-  impl.layout = SlotLayout(*scheme, config.conv_floats, config.conv_format);
+  impl.layout = SlotLayout(*scheme, config.conv_floats);
   impl.scheme = std::move(scheme);
   impl.n_slots = config.n_slots;
 
@@ -171,10 +171,8 @@ const CompiledScheme& StatePool::scheme() const { return *impl_->scheme; }
 std::int64_t StatePool::n_slots() const { return impl_->n_slots; }
 std::int64_t StatePool::conv_floats() const { return impl_->layout.conv_floats; }
 std::int64_t StatePool::bytes_per_slot() const { return slot_bytes(impl_->layout); }
-ConvFormat StatePool::conv_format() const { return impl_->layout.conv_format; }
-std::int64_t StatePool::bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats,
-                                       ConvFormat conv_format) {
-  return slot_bytes(SlotLayout(scheme, conv_floats, conv_format));
+std::int64_t StatePool::bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats) {
+  return slot_bytes(SlotLayout(scheme, conv_floats));
 }
 std::int64_t StatePool::bytes_allocated() const { return impl_->n_bytes; }
 

@@ -32,16 +32,11 @@ struct SnapshotInfo {
 /// Reads the header and checks every checksum; needs no pool. Errors: kCorrupt, kUnsupported.
 Result<SnapshotInfo> read_snapshot_info(std::span<const std::byte> snapshot);
 
-/// How a slot keeps its convolution history. The last inputs of the short convolution are rounded
-/// once, when they leave the token that made them; nothing accumulates.
-enum class ConvFormat : std::uint8_t { kF32, kBf16 };
-
 struct PoolConfig {
   std::int64_t n_slots = 0;      ///< usable slots, numbered 1..n_slots; slot 0 is the sentinel
   std::int64_t conv_floats = 0;  ///< values of short-convolution history a slot, all layers
   /// Most bytes the pool may take; 0: what the machine has left (free memory, control group).
   std::int64_t max_bytes = 0;
-  ConvFormat conv_format = ConvFormat::kF32;
 };
 
 enum class SlotState : std::uint8_t { kFree, kUsed, kQuarantined };
@@ -59,12 +54,10 @@ class StatePool {
   const CompiledScheme& scheme() const;
   std::int64_t n_slots() const;
   std::int64_t conv_floats() const;  ///< values of convolution history a slot
-  ConvFormat conv_format() const;
   std::int64_t n_free() const;
   std::int64_t bytes_per_slot() const;  ///< pages + windows + cursors + conv + bookkeeping
   /// bytes_per_slot() of a pool not yet made, to size one before weights are loaded.
-  static std::int64_t bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats,
-                                     ConvFormat conv_format = ConvFormat::kF32);
+  static std::int64_t bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats);
   std::int64_t bytes_allocated() const;  ///< of all slots, sentinel included: what was really taken
   std::int64_t nonfinite_total() const;  ///< slots quarantined so far
 
@@ -79,7 +72,7 @@ class StatePool {
   bool quarantined(std::int64_t slot) const;
 
   LayerState layer(int recurrent_layer);  ///< for delta/step.hpp
-  float* conv(std::int64_t slot);         ///< conv_floats f32; of pools that keep them so
+  float* conv(std::int64_t slot);         ///< conv_floats f32; of schemes that keep them so
   /// The history as f32, whatever its format: conv_floats values out of a slot and into one.
   void load_conv(std::int64_t slot, float* to) const;
   void store_conv(std::int64_t slot, const float* from);
@@ -87,8 +80,8 @@ class StatePool {
   void set_n_tokens(std::int64_t slot, std::int64_t n_tokens);
 
   /// All bytes of a slot, bookkeeping included, for moving them to another memory. Slots lie one
-  /// behind the other from slot 0 on, alike in every pool of one scheme, conv_floats and
-  /// conv_format.
+  /// behind the other from slot 0 on, alike in every pool of one scheme and
+  /// conv_floats.
   std::span<std::uint8_t> memory(std::int64_t slot);
 
   /// Byte copy of everything a slot owns. Errors: kInvalidArgument.

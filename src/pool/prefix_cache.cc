@@ -103,17 +103,20 @@ Result<std::unique_ptr<PrefixCache>> PrefixCache::create(const PrefixCacheConfig
                   "a prefix cache with a block end every " + std::to_string(config.block_tokens) +
                       " tokens cannot be; use 1 to " + std::to_string(kMaxBlockTokens));
   }
-  if (config.max_bytes < 0 || row_bytes < 0) {
-    return Status(Code::kInvalidArgument, "a prefix cache of " + std::to_string(config.max_bytes) +
-                                              " bytes with rows of " + std::to_string(row_bytes) +
-                                              " cannot be; neither may be negative");
+  if (config.max_bytes < 0 || config.max_state_bytes < 0 || row_bytes < 0) {
+    return Status(Code::kInvalidArgument,
+                  "a prefix cache of " + std::to_string(config.max_bytes) + " bytes, " +
+                      std::to_string(config.max_state_bytes) + " of states, with rows of " +
+                      std::to_string(row_bytes) + " cannot be; none may be negative");
   }
   return std::unique_ptr<PrefixCache>(new PrefixCache(config, row_bytes));
 }
 
 PrefixCache::PrefixCache(const PrefixCacheConfig& config, std::int64_t row_bytes)
     : config_(config), row_bytes_(row_bytes), root_(std::make_unique<Node>()) {
-  stats_.max_bytes = config.max_bytes;
+  if (config_.max_state_bytes == 0) config_.max_state_bytes = config_.max_bytes;
+  stats_.max_bytes = config_.max_bytes;
+  stats_.max_state_bytes = config_.max_state_bytes;
 }
 
 PrefixCache::~PrefixCache() { SP_CHECK(stats_.n_pinned == 0, "a hit outlives its cache"); }
@@ -276,13 +279,14 @@ PrefixKept PrefixCache::insert(std::span<const std::int32_t> tokens, const Linea
   const std::int64_t n_known = place.node->depth + place.n_inside;
   std::int64_t n_new_nodes = place.inside != nullptr ? 1 : 0;
   for (std::int64_t at = n_known; at < n_tokens; at = lineage.at(at).end) ++n_new_nodes;
+  const std::int64_t state_bytes = std::ssize(snapshot->bytes);
   const std::int64_t needed =
-      std::ssize(snapshot->bytes) + n_new_nodes * kNodeBytes +
+      state_bytes + n_new_nodes * kNodeBytes +
       (n_tokens - n_known) * (row_bytes_ + static_cast<std::int64_t>(sizeof(std::int32_t)));
   {
     // Whatever goes now, the place stays.
     const Hit pin(this, place.inside != nullptr ? place.inside : place.node);
-    if (!make_room(needed)) return PrefixKept::kNoRoom;
+    if (!make_room(needed, state_bytes)) return PrefixKept::kNoRoom;
     if (place.inside != nullptr) place.node = split(place.inside, place.n_inside);
     for (std::int64_t at = n_known; at < n_tokens;) {
       const Lineage::Run run = lineage.at(at);
@@ -344,9 +348,11 @@ std::int64_t PrefixCache::edge_bytes(const Node& node) const {
   return kNodeBytes + std::ssize(node.rows) + std::ssize(std::as_bytes(std::span(node.edge)));
 }
 
-bool PrefixCache::make_room(std::int64_t n_bytes) {
-  if (n_bytes > config_.max_bytes) return false;
-  for (auto next = recency_.begin(); stats_.bytes + n_bytes > config_.max_bytes;) {
+bool PrefixCache::make_room(std::int64_t n_bytes, std::int64_t n_state_bytes) {
+  if (n_bytes > config_.max_bytes || n_state_bytes > config_.max_state_bytes) return false;
+  for (auto next = recency_.begin();
+       stats_.bytes + n_bytes > config_.max_bytes ||
+       stats_.state_bytes + n_state_bytes > config_.max_state_bytes;) {
     if (next == recency_.end()) return false;
     Node* const node = *next++;
     if (node->n_pins > 0) continue;
@@ -441,7 +447,9 @@ Status PrefixCache::check() const {
       found.n_snapshots != std::ssize(recency_)) {
     fail(root_.get(), "the sums over all nodes are not those kept");
   }
-  if (stats_.bytes > config_.max_bytes) fail(root_.get(), "more bytes than allowed");
+  if (stats_.bytes > config_.max_bytes || stats_.state_bytes > config_.max_state_bytes) {
+    fail(root_.get(), "more bytes than allowed");
+  }
   return problem.empty() ? Status() : Status(Code::kCorrupt, problem);
 }
 

@@ -39,6 +39,7 @@ struct PrefixCacheConfig {
   /// prompt passes through the scheme's rounding at each of them, cached or not.
   std::int64_t block_tokens = 256;
   std::int64_t max_bytes = std::int64_t{1} << 30;  ///< snapshots, attention rows and tokens
+  std::int64_t max_state_bytes = 0;                ///< snapshots alone; 0: as far as max_bytes goes
 };
 
 /// Who read the tokens of a sequence. Tokens alone do not decide the bits of state and attention
@@ -74,7 +75,7 @@ struct PrefixCacheStats {
   std::int64_t state_bytes = 0;  ///< of snapshots
   std::int64_t row_bytes = 0;    ///< of attention rows
   std::int64_t bytes = 0;        ///< both, tokens and bookkeeping: what max_bytes bounds
-  std::int64_t max_bytes = 0;
+  std::int64_t max_bytes = 0, max_state_bytes = 0;
   std::int64_t n_pinned = 0;
   std::int64_t queries = 0, hits = 0;
   std::int64_t query_tokens = 0, hit_tokens = 0;
@@ -195,7 +196,8 @@ class PrefixCache {
   Node* append(Node* parent, std::span<const std::int32_t> edge, std::uint64_t reader,
                const RowSource& rows);
   std::int64_t edge_bytes(const Node& node) const;
-  bool make_room(std::int64_t n_bytes);
+  /// Of n_bytes more, n_state_bytes of them of a snapshot. False when what is in use leaves none.
+  bool make_room(std::int64_t n_bytes, std::int64_t n_state_bytes);
   void drop_snapshot(Node* node);
   /// Removes `node` and its ancestors as far as nothing needs them.
   void prune(Node* node);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <unordered_set>
 
@@ -101,6 +102,13 @@ Status Engine::check_record(const PrefixRecord& record) const {
     if (token >= 0 && token < n_vocab_) continue;
     return {Code::kMismatch,
             fmt::format("its token {} is outside the vocabulary of {}", token, n_vocab_)};
+  }
+  // States are looked at when one is resumed: they have to be unpacked for it.
+  std::vector<float> row(static_cast<std::size_t>(record.row_bytes) / sizeof(float));
+  for (std::int64_t i = 0; i < std::ssize(record.tokens); ++i) {
+    std::memcpy(row.data(), record.rows.data() + i * record.row_bytes, row.size() * sizeof(float));
+    if (all_finite(row)) continue;
+    return {Code::kCorrupt, fmt::format("the attention row of its token {} is not finite", i)};
   }
   for (const auto& snapshot : record.snapshots) SP_RETURN_IF_ERROR(pool_.check(snapshot->bytes));
   return {};

@@ -1,13 +1,20 @@
 // What an engine keeps of one request; for the engine's own sources.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "runtime/engine.hpp"
 
 namespace statepack {
+
+inline bool all_finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
 
 struct Engine::Sequence {
   Sequence(RequestId request_id, Request&& r, TokenCallback&& cb, std::int64_t n_kv_bytes)

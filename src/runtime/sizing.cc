@@ -136,7 +136,9 @@ Result<Plan> nominal_plan(const Scheme& scheme, const std::vector<LayerShape>& s
 SequenceMemory sequence_memory(const ModelGeometry& model, const CompiledScheme& scheme,
                                std::int64_t context) {
   const SchemeBits bits = scheme.bits();
-  return {bits.page_bytes, bits.window_bytes, bits.cursor_bytes, model.conv_floats * 4,
+  const std::int64_t conv_bytes =
+      model.conv_floats * (scheme.scheme().conv == ConvFormat::kF32 ? 4 : 2);
+  return {bits.page_bytes, bits.window_bytes, bits.cursor_bytes, conv_bytes,
           model.kv_bytes_per_token * context};
 }
 

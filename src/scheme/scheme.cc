@@ -33,13 +33,15 @@ constexpr std::array kModes = {Word<RecordMode>{"u", RecordMode::kU},
 constexpr std::array kPhases = {Word<Phase>{"handover", Phase::kHandover},
                                 Word<Phase>{"absolute", Phase::kAbsolute}};
 constexpr std::array kBetas = {Word<bool>{"f32", false}, Word<bool>{"bf16", true}};
+constexpr std::array kConvs = {Word<ConvFormat>{"f32", ConvFormat::kF32},
+                               Word<ConvFormat>{"bf16", ConvFormat::kBf16}};
 constexpr std::array kRoundings = {Word<Rounding>{"nearest", Rounding::kNearest},
                                    Word<Rounding>{"stochastic", Rounding::kStochastic},
                                    Word<Rounding>{"feedback", Rounding::kFeedback}};
 
 // The options that every scheme has, in the order in which names print them.
-constexpr std::array<std::string_view, 8> kKeys = {"period",  "records", "mode",     "phase",
-                                                   "prefill", "beta",    "rounding", "seed"};
+constexpr std::array<std::string_view, 9> kKeys = {
+    "period", "records", "mode", "phase", "prefill", "beta", "conv", "rounding", "seed"};
 
 template <class T, std::size_t n>
 std::string_view word_of(const std::array<Word<T>, n>& words, T value) {
@@ -311,6 +313,9 @@ Result<Scheme> Scheme::parse(std::string_view name) {
   if (const auto text = text_of("beta")) {
     SP_ASSIGN_OR_RETURN(scheme.beta_bf16, word_value(name, "beta", *text, kBetas));
   }
+  if (const auto text = text_of("conv")) {
+    SP_ASSIGN_OR_RETURN(scheme.conv, word_value(name, "conv", *text, kConvs));
+  }
   if (const auto text = text_of("seed")) {
     if (rounding != Rounding::kStochastic) {
       return bad(name, Code::kInvalidArgument,
@@ -366,6 +371,7 @@ std::string print(const Scheme& scheme, bool full) {
     put("prefill", prefill_word(scheme.prefill_period));
   }
   if (full || scheme.beta_bf16) put("beta", word_of(kBetas, scheme.beta_bf16));
+  if (scheme.conv != ConvFormat::kF32) put("conv", word_of(kConvs, scheme.conv));
   if (full || scheme.rounding != Rounding::kNearest) {
     put("rounding", word_of(kRoundings, scheme.rounding));
   }

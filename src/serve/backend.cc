@@ -39,7 +39,6 @@ Result<std::unique_ptr<Backend>> Backend::plan(const BackendOptions& options) {
   PoolConfig pool;
   pool.n_slots = backend->summary_.n_slots;
   pool.conv_floats = config.conv_floats();
-  pool.conv_format = options.conv_format;
   SP_ASSIGN_OR_RETURN([[maybe_unused]] const auto tried, StatePool::create(compiled, pool));
   return backend;
 }
@@ -51,7 +50,7 @@ Status Backend::decide_sizes(const ModelConfig& config, const CompiledScheme& sc
   s.scheme = scheme.scheme().name();
   s.payload_bits = bits.payload;
   s.resident_bits = bits.resident;
-  s.bytes_per_slot = StatePool::bytes_per_slot(scheme, config.conv_floats(), o.conv_format);
+  s.bytes_per_slot = StatePool::bytes_per_slot(scheme, config.conv_floats());
   s.kv_bytes_per_token = config.kv_bytes_per_token();
 
   s.max_context = o.max_context > 0 ? o.max_context : config.max_position;
@@ -144,7 +143,6 @@ Status Backend::load() {
   PoolConfig pool;
   pool.n_slots = summary_.n_slots;
   pool.conv_floats = model_->config().conv_floats();
-  pool.conv_format = options_.conv_format;
   SP_ASSIGN_OR_RETURN(pool_, StatePool::create(compiled, pool));
   EngineConfig engine;
   engine.max_batch = summary_.max_seqs;

@@ -21,11 +21,10 @@ namespace statepack::serve {
 struct BackendOptions {
   std::string model;  ///< checkpoint folder
   std::vector<std::string> plans;
-  std::string state = "fp32";   ///< scheme
-  int threads = 0;              ///< 0: the cores at hand
-  std::int64_t pool_slots = 0;  ///< 0: as pool_bytes or max_seqs say
-  std::int64_t pool_bytes = 0;  ///< of the state pool; 0: as pool_slots or max_seqs say
-  ConvFormat conv_format = ConvFormat::kF32;
+  std::string state = "fp32";    ///< scheme
+  int threads = 0;               ///< 0: the cores at hand
+  std::int64_t pool_slots = 0;   ///< 0: as pool_bytes or max_seqs say
+  std::int64_t pool_bytes = 0;   ///< of the state pool; 0: as pool_slots or max_seqs say
   std::int64_t max_seqs = 0;     ///< decoded in one batch; 0: the slots, at most 256
   std::int64_t max_context = 0;  ///< tokens of prompt and reply; 0: the model's limit
   std::int64_t max_queue = 1024;

@@ -604,6 +604,7 @@ void Service::get_status(const ExchangePtr& exchange) {
              {"row_bytes", e.prefix.row_bytes},
              {"bytes", e.prefix.bytes},
              {"max_bytes", e.prefix.max_bytes},
+             {"max_state_bytes", e.prefix.max_state_bytes},
              {"queries", e.prefix.queries},
              {"hits", e.prefix.hits},
              {"evictions", e.prefix.evictions}}},
@@ -677,6 +678,10 @@ void Service::get_metrics(const ExchangePtr& exchange) {
           number(e.prefix.bytes));
   m.gauge("statepack:prefix_cache_max_bytes", "Most bytes it may take.",
           number(e.prefix.max_bytes));
+  m.gauge("statepack:prefix_cache_state_bytes", "Of its bytes, those of states.",
+          number(e.prefix.state_bytes));
+  m.gauge("statepack:prefix_cache_max_state_bytes", "Most bytes that states may take.",
+          number(e.prefix.max_state_bytes));
   m.counter("statepack:prefix_cache_evictions_total", "States dropped for newer ones.",
             number(e.prefix.evictions));
 

@@ -579,13 +579,10 @@ TEST(Snapshot, EveryFlippedBitAndTruncationIsRefused) {
 }
 
 TEST(ConvFormat, Bf16TakesHalfAndRoundsOnce) {
-  const auto scheme = compile("int8,period=4");
-  const PoolConfig config{.n_slots = 2, .conv_floats = kConv, .conv_format = ConvFormat::kBf16};
-  const auto pool = StatePool::create(scheme, config).value();
-  const auto f32_pool = make_pool(scheme);
-  EXPECT_EQ(pool->conv_format(), ConvFormat::kBf16);
-  EXPECT_EQ(f32_pool->conv_format(), ConvFormat::kF32);
-  EXPECT_EQ(pool->bytes_per_slot(), StatePool::bytes_per_slot(*scheme, kConv, ConvFormat::kBf16));
+  const auto scheme = compile("int8,period=4,conv=bf16");
+  const auto pool = make_pool(scheme);
+  const auto f32_pool = make_pool(compile("int8,period=4"));
+  EXPECT_EQ(pool->bytes_per_slot(), StatePool::bytes_per_slot(*scheme, kConv));
   // Slots are multiples of 64 bytes, so half of 37 values saves one such piece or two.
   const std::int64_t saved = f32_pool->bytes_per_slot() - pool->bytes_per_slot();
   EXPECT_TRUE(saved == 64 || saved == 128) << saved;
@@ -611,7 +608,7 @@ TEST(ConvFormat, Bf16TakesHalfAndRoundsOnce) {
   EXPECT_TRUE(pool->check(snapshot.bytes).ok());
   const Status refused = f32_pool->check(snapshot.bytes);
   EXPECT_EQ(refused.code(), Code::kMismatch);
-  EXPECT_THAT(refused.message(), HasSubstr("convolution history"));
+  EXPECT_THAT(refused.message(), HasSubstr("conv=bf16"));
   EXPECT_EQ(f32_pool->restore(f32_pool->alloc().value(), snapshot.bytes).code(), Code::kMismatch);
 }
 

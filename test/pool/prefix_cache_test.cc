@@ -185,6 +185,30 @@ TEST(PrefixCache, RefusesWhatCanNeverFit) {
   EXPECT_THAT(PrefixCache::create(config, 1).status().message(), HasSubstr("every 0 tokens"));
 }
 
+TEST(PrefixCache, StatesHaveABoundOfTheirOwn) {
+  PrefixCacheConfig config;
+  config.mode = PrefixMode::kTurns;
+  const std::int64_t n_state = std::ssize(snapshot_of({1, 2}, {})->bytes);
+  config.max_state_bytes = 2 * n_state + n_state / 2;
+  const auto cache = PrefixCache::create(config, kRowBytes).value();
+  for (const Tokens& tokens : {Tokens{1, 2}, Tokens{3, 4}, Tokens{5, 6}}) {
+    EXPECT_EQ(put(*cache, tokens, cold(2)), PrefixKept::kNew);
+    ASSERT_TRUE(cache->check().ok()) << cache->check().message();
+  }
+  EXPECT_EQ(cache->stats().n_snapshots, 2);
+  EXPECT_EQ(cache->stats().evictions, 1);
+  EXPECT_EQ(cache->stats().state_bytes, 2 * n_state);
+  EXPECT_EQ(cache->stats().max_state_bytes, config.max_state_bytes);
+  EXPECT_EQ(cache->match(Tokens{1, 2, 9}, 2), 0) << "the least recently used one went";
+  EXPECT_EQ(cache->match(Tokens{5, 6, 9}, 2), 2);
+
+  config.max_state_bytes = n_state - 1;
+  const auto none = PrefixCache::create(config, kRowBytes).value();
+  EXPECT_EQ(put(*none, {1, 2}, cold(2)), PrefixKept::kNoRoom);
+  config.max_state_bytes = -1;
+  EXPECT_EQ(PrefixCache::create(config, kRowBytes).status().code(), Code::kInvalidArgument);
+}
+
 TEST(PrefixCache, ModesHaveNames) {
   for (const auto mode : {PrefixMode::kOff, PrefixMode::kBlocks, PrefixMode::kTurns}) {
     EXPECT_EQ(parse_prefix_mode(prefix_mode_name(mode)).value(), mode);

@@ -29,7 +29,7 @@ struct Bench {
   std::unique_ptr<StatePool> pool;
   std::unique_ptr<Engine> engine;
 
-  Bench(const std::string& scheme, PrefixMode mode, ConvFormat conv_format = ConvFormat::kF32) {
+  Bench(const std::string& scheme, PrefixMode mode) {
     const PlanLibrary plans = PlanLibrary::open(kDir, {}).value();
     auto compiled = plans.compile(Scheme::parse(scheme).value(), model->config().recurrent_shapes(),
                                   model->fingerprint());
@@ -37,7 +37,6 @@ struct Bench {
     PoolConfig config;
     config.n_slots = 3;
     config.conv_floats = model->config().conv_floats();
-    config.conv_format = conv_format;
     pool = StatePool::create(*compiled, config).value();
     restart(mode);
   }
@@ -284,7 +283,7 @@ TEST(PrefixMemory, ACachedPrefixTakesItsPayloadAndNothingMore) {
 }
 
 TEST(ConvFormat, HistoryInBf16KeepsEveryEquality) {
-  Bench bench("stepquant:4,period=16", PrefixMode::kBlocks, ConvFormat::kBf16);
+  Bench bench("stepquant:4,period=16,conv=bf16", PrefixMode::kBlocks);
   const Tokens prompt = talk(bench, 700, 1);
   const Reply cold = answer(bench, prompt, 40);
   std::vector<Reply> out(3);
@@ -302,7 +301,7 @@ TEST(ConvFormat, HistoryInBf16KeepsEveryEquality) {
 TEST(ConvFormat, HistoryInBf16IsCloseToF32) {
   // Forced through the same tokens, so that only the format differs.
   Bench f32("fp32", PrefixMode::kOff);
-  Bench bf16("fp32", PrefixMode::kOff, ConvFormat::kBf16);
+  Bench bf16("fp32,conv=bf16", PrefixMode::kOff);
   const Tokens tokens = talk(f32, 300, 1);
   std::vector<std::vector<float>> logits;
   for (Bench* bench : {&f32, &bf16}) {

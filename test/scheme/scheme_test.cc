@@ -62,6 +62,8 @@ TEST(SchemeName, OptionsAreRead) {
 TEST(SchemeName, PrintsTheShortestForm) {
   const std::pair<const char*, const char*> cases[] = {
       {"fp32", "fp32"},
+      {"fp32,conv=f32", "fp32"},
+      {"pace:4/8,conv=bf16,records=int8", "pace:4/8,conv=bf16"},
       {"int8,period=1", "int8"},
       {"int8,rounding=nearest,beta=f32", "int8"},
       {"stepquant:4,records=int8,period=16", "stepquant:4,period=16,records=int8"},
@@ -92,6 +94,8 @@ TEST(SchemeName, PrintsTheShortestForm) {
             "leapquant:4,period=16,records=bf16,mode=u,phase=absolute,prefill=once,beta=f32,"
             "rounding=nearest,rank=8,rounds=1,clip=off,scales=f32,smooth=on");
   EXPECT_EQ(parse("fp32").full_name(), "fp32,period=1,prefill=once,beta=f32,rounding=nearest");
+  EXPECT_EQ(parse("fp32,conv=bf16").full_name(),
+            "fp32,period=1,prefill=once,beta=f32,conv=bf16,rounding=nearest");
 }
 
 TEST(SchemeName, EveryPrintedNameParsesBack) {
@@ -99,8 +103,8 @@ TEST(SchemeName, EveryPrintedNameParsesBack) {
     for (const char* options :
          {"", ",period=1", ",period=2", ",period=4096", ",period=16,records=f32", ",prefill=1",
           ",period=16,records=bf16,mode=v", ",period=3,records=int8,phase=absolute",
-          ",period=3,records=mixed,phase=handover,beta=bf16", ",prefill=1048576",
-          ",prefill=once"}) {
+          ",period=3,records=mixed,phase=handover,beta=bf16", ",prefill=1048576", ",prefill=once",
+          ",conv=bf16"}) {
       const Scheme scheme = parse(head + options);
       const std::string name = scheme.name();
       EXPECT_EQ(parse(name).name(), name);
@@ -161,6 +165,7 @@ TEST(SchemeName, WrongNamesGetOneClearMessage) {
        "records=fp32 is not known; use one of f32, bf16, int8, mixed; did you mean 'f32'?"},
       {"int8,period=2,mode=w", Code::kInvalidArgument, "mode=w is not known; use one of u, v"},
       {"int8,beta=fp16", Code::kInvalidArgument, "beta=fp16 is not known"},
+      {"int8,conv=fp16", Code::kInvalidArgument, "conv=fp16 is not known"},
       {"int8,records=bf16", Code::kInvalidArgument,
        "records= describes the window of updates, and with period=1 there is none"},
       {"leapquant:8,period=1,mode=v", Code::kInvalidArgument, "mode= describes the window"},

@@ -3,10 +3,16 @@
 # beside them; clients that leave; and an orderly end. Short; bench/serve_load.py does it at length.
 set -eu
 . "$(dirname "$0")/start_server.sh"
-start_server "$2/load-server.log" "$1" --state int8 --max-num-seqs 64 --prefix-cache blocks
+# 10,000 connections, where the system lets a process have as many files.
+idle=10000
+most=$(ulimit -Hn)
+[ "$most" = unlimited ] || [ "$most" -ge 10400 ] || idle=$((most - 400))
+echo "$idle idle connections"
+start_server "$2/load-server.log" "$1" --state int8 --max-num-seqs 64 --prefix-cache blocks \
+  --max-connections 11000
 
 load() { python3 bench/serve_load.py --port "$port" "$@"; }
-load --concurrency 96 --requests 128 --max-tokens 12 --idle 1000
+load --concurrency 96 --requests 128 --max-tokens 12 --idle "$idle"
 load --aborts 400 --concurrency 64 --max-tokens 200
 load --concurrency 16 --requests 16 --max-tokens 4  # it still answers
 

@@ -4,10 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
+#include <future>
+#include <limits>
 #include <set>
+#include <span>
 
 #include "../base/temporary_folder.hpp"
+#include "base/file.hpp"
+#include "pool/prefix_file.hpp"
 #include "server_rig.hpp"
 
 namespace statepack::serve {
@@ -546,6 +556,180 @@ TEST(Serve, SavesAndRestoresWhatASlotHasRead) {
   // The next turn reads only what is new.
   const Json next = rig.post("/v1/chat/completions", turn).json();
   EXPECT_EQ(next["usage"]["prompt_tokens_details"]["cached_tokens"], n_saved);
+}
+
+// A chat of two turns, the first answered, and its state in a file of the save folder.
+struct SavedChat {
+  Json next_turn;
+  std::string path;  // of its slot: "/slots/3?action="
+};
+SavedChat save_chat(ServerRig& rig, const std::string& filename) {
+  SavedChat chat;
+  chat.next_turn =
+      with(user("Remember the number 4711."), {{"max_tokens", 16}, {"temperature", 0}});
+  const Json first = rig.post("/v1/chat/completions", chat.next_turn).json();
+  chat.next_turn["messages"].push_back(first["choices"][0]["message"]);
+  chat.next_turn["messages"].push_back({{"role", "user"}, {"content", "Which number?"}});
+  EXPECT_TRUE(rig.wait_idle());
+  for (const Json& view : rig.get("/slots").json()) {
+    if (view["n_last"] > 0) chat.path = "/slots/" + view["id"].dump() + "?action=";
+  }
+  EXPECT_EQ(rig.post(chat.path + "save", {{"filename", filename}}).status, 200);
+  return chat;
+}
+
+std::string content(const Reply& reply) { return reply.json()["choices"][0]["message"]["content"]; }
+int cached_tokens(const Reply& reply) {
+  return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+}
+
+TEST(Serve, RefusesADamagedSaveAndGoesOn) {
+  const TemporaryFolder folder;
+  ServerOptions options = ServerRig::options();
+  options.slot_save_folder = folder.path();
+  const SavedChat chat = save_chat(*std::make_unique<ServerRig>(options), "a");
+  const std::string good = read_text_file(folder / "a", std::size_t{1} << 24).value();
+  ServerRig rig(options);  // its prefix cache is empty
+  const auto refusal = [&](std::string file) {
+    folder.put("b", file);
+    const Reply reply = rig.post("/slots/1?action=restore", {{"filename", "b"}});
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(reply.json()["error"]["type"], "BadRequestError");
+    return reply.json()["error"]["message"].get<std::string>();
+  };
+  EXPECT_THAT(refusal(""), HasSubstr("does not begin"));
+  EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("'" + (folder / "b") + "': "));
+  for (const std::size_t at : {std::size_t{20}, good.size() / 3, good.size() - 1}) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 16);
+    EXPECT_THAT(refusal(bad), HasSubstr("checksum does not match"));
+  }
+  // Nothing of them was taken, and the server serves.
+  const Reply cold = rig.post("/v1/chat/completions", chat.next_turn);
+  EXPECT_EQ(cached_tokens(cold), 0);
+  folder.put("b", good);
+  EXPECT_EQ(rig.post("/slots/1?action=restore", {{"filename", "b"}}).status, 200);
+}
+
+TEST(Serve, AFullDiskKeepsTheOldSave) {
+  const TemporaryFolder folder;
+  ServerOptions options = ServerRig::options();
+  options.slot_save_folder = folder.path();
+  ServerRig rig(options);
+  const SavedChat chat = save_chat(rig, "a");
+  const std::string before = read_text_file(folder / "a", std::size_t{1} << 24).value();
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{4096, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Reply refused = rig.post(chat.path + "save", {{"filename", "a"}});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(refused.status, 500);
+  EXPECT_EQ(refused.json()["error"]["type"], "server_error");
+  EXPECT_THAT(refused.json()["error"]["message"].get<std::string>(), HasSubstr("File too large"));
+  EXPECT_EQ(folder.n_files(), 1);
+  EXPECT_EQ(read_text_file(folder / "a", std::size_t{1} << 24).value(), before);
+  EXPECT_EQ(rig.post(chat.path + "save", {{"filename", "a"}}).status, 200);
+}
+
+TEST(Serve, ReadsAPromptAgainWhoseSavedStateIsNotFinite) {
+  const TemporaryFolder folder;
+  ServerOptions options = ServerRig::options();
+  options.backend.state = "fp32";
+  options.slot_save_folder = folder.path();
+  const SavedChat chat = save_chat(*std::make_unique<ServerRig>(options), "a");
+  const Reply cold =
+      std::make_unique<ServerRig>(options)->post("/v1/chat/completions", chat.next_turn);
+  ASSERT_EQ(cached_tokens(cold), 0);
+  ServerRig rig(options);  // its prefix cache is empty
+
+  const auto forge = [&](auto change) {
+    const std::string file = read_text_file(folder / "a", std::size_t{1} << 24).value();
+    PrefixFileLimits limits{options.backend.max_context,
+                            rig.server().backend().summary().kv_bytes_per_token, 1 << 30};
+    PrefixRecord record = read_prefix_file(std::as_bytes(std::span(file)), limits).value();
+    const ModelConfig config = ModelConfig::load(options.backend.model).value();
+    const SnapshotInfo info = read_snapshot_info(record.snapshots.back()->bytes).value();
+    const auto scheme = PlanLibrary::open(options.backend.model, {})
+                            .value()
+                            .compile(Scheme::parse("fp32").value(), config.recurrent_shapes(),
+                                     info.model_fingerprint)
+                            .value();
+    const auto pool =
+        StatePool::create(scheme, {.n_slots = 1, .conv_floats = config.conv_floats()});
+    const std::int64_t slot = (*pool)->alloc().value();
+    EXPECT_TRUE((*pool)->restore(slot, record.snapshots.back()->bytes).ok());
+    change(record, **pool, slot);
+    record.snapshots.back() = std::make_shared<const Snapshot>((*pool)->snapshot(slot).value());
+    EXPECT_TRUE(write_prefix_file(folder / "b", record).ok());
+    return rig.post("/slots/1?action=restore", {{"filename", "b"}});
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // In an attention row: refused.
+  const Reply refused = forge([&](PrefixRecord& record, StatePool&, std::int64_t) {
+    std::memcpy(record.rows.data() + 3 * record.row_bytes, &nan, sizeof nan);
+  });
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.json()["error"]["message"].get<std::string>(),
+              HasSubstr("the attention row of its token 3 is not finite"));
+  // In the state: taken, found out by who would use it, and forgotten.
+  const Reply taken = forge([&](PrefixRecord&, StatePool& pool, std::int64_t slot) {
+    const LayerState layer = pool.layer(2);
+    std::memcpy(layer.pages + slot * layer.page_stride + 400, &nan, sizeof nan);
+  });
+  EXPECT_EQ(taken.status, 200) << taken.body;
+  const Reply again = rig.post("/v1/chat/completions", chat.next_turn);
+  ASSERT_EQ(again.status, 200) << again.body;
+  EXPECT_EQ(cached_tokens(again), 0);
+  EXPECT_EQ(content(again), content(cold));
+  EXPECT_EQ(rig.stats().prefix.corrupt, 1);
+}
+
+TEST(Serve, AStateThatIsNotFiniteFailsItsRequestAndNoOther) {
+  ServerOptions options = ServerRig::options();
+  options.backend.prefix_cache.mode = PrefixMode::kOff;
+  ServerRig rig(options);
+  const Json other = prompt("Once upon a time", 40);
+  const std::string expected = rig.post("/v1/completions", other).json()["choices"][0]["text"];
+  auto victim = std::async(std::launch::async, [&] {
+    return rig.post("/v1/completions", with(endless(), {{"prompt", "The list is"}}));
+  });
+  ASSERT_TRUE(rig.wait_running(1));
+  std::int64_t slot = 0;
+  while (slot == 0) {  // until it has replied a token: a prompt's history is still elsewhere
+    for (const Json& view : rig.get("/slots").json()) {
+      if (view["n_decoded"] > 0) slot = view["id"];
+    }
+  }
+  std::vector<std::future<Reply>> others;
+  for (int i = 0; i < 3; ++i) {
+    others.push_back(
+        std::async(std::launch::async, [&] { return rig.post("/v1/completions", other); }));
+  }
+  ASSERT_TRUE(rig.wait_running(4));
+  // What a broken memory or kernel would do; nothing in the server writes to another's slot.
+  auto& pool = const_cast<StatePool&>(rig.server().backend().pool());
+  ASSERT_TRUE(rig.server()
+                  .backend()
+                  .loop()
+                  .call([&] { pool.conv(slot)[5] = std::numeric_limits<float>::quiet_NaN(); })
+                  .ok());
+  const Reply failed = victim.get();
+  EXPECT_EQ(failed.status, 500);
+  EXPECT_EQ(failed.json()["error"]["type"], "server_error");
+  EXPECT_THAT(failed.json()["error"]["message"].get<std::string>(),
+              testing::MatchesRegex("the state became non-finite at token [0-9]+ of the sequence; "
+                                    "its slot was quarantined and no other request is affected"));
+  for (auto& reply : others) EXPECT_EQ(reply.get().json()["choices"][0]["text"], expected);
+  EXPECT_THAT(rig.get("/metrics").body,
+              HasSubstr("\nstatepack:state_nonfinite_total{model_name=\"statepack-gdn\"} 1\n"));
+  ASSERT_TRUE(rig.wait_idle());
+  // The slot serves again, zeroed.
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(rig.post("/v1/completions", other).json()["choices"][0]["text"], expected);
+  }
 }
 
 TEST(Serve, ReadsOnlyWhatIsNewInTheNextTurn) {

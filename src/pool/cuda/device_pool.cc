@@ -21,6 +21,12 @@ Result<std::unique_ptr<DevicePool>> DevicePool::create(std::shared_ptr<const Com
                                               " slots; it holds at most " +
                                               std::to_string(kMaxSlots));
   }
+  if (scheme->scheme().conv != ConvFormat::kF32 && config.conv_floats > 0) {
+    return Status(Code::kUnsupported,
+                  "scheme '" + scheme->scheme().name() +
+                      "': device pools keep the convolution history in f32; leave conv= out, or "
+                      "keep the history elsewhere (conv_floats 0)");
+  }
   std::unique_ptr<DevicePool> pool(new DevicePool);
   SP_ASSIGN_OR_RETURN(pool->staging_,
                       StatePool::create(scheme, {.n_slots = 1, .conv_floats = config.conv_floats}));
