@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "base/file.hpp"
 #include "base/hash.hpp"
@@ -35,6 +37,7 @@ struct Options {
   std::string data = "eval/data";
   std::vector<std::string> tasks;
   std::int64_t samples = 0;
+  std::vector<std::string> without;
   TaskOptions task;
   std::vector<std::string> texts;
   std::vector<std::int64_t> contexts = {4096};
@@ -177,29 +180,60 @@ class Outlook {
   double seconds_ = 0;
 };
 
-// A task of a scheme that is still to do.
+// A task of a scheme that is not complete.
 struct Piece {
   const Task* task;
-  std::vector<TaskSample> samples;
   Json config;
-  std::int64_t n_tokens;  // expected
+  std::vector<SampleOutcome> outcomes;  // of all its samples, as far as they are known
+  std::vector<std::size_t> open;        // outcomes that are not
+  std::vector<TaskSample> samples;      // theirs
+  std::int64_t n_tokens = 0;            // expected of them
 };
 
+Piece make_piece(const Task& task, Json config, const std::vector<TaskSample>& samples,
+                 const std::map<std::string, SampleOutcome>& known) {
+  Piece piece{&task, std::move(config), {}, {}, {}};
+  for (const TaskSample& sample : samples) {
+    const auto found = known.find(sample.id);
+    piece.outcomes.push_back(found == known.end() ? SampleOutcome{} : found->second);
+    if (found != known.end()) continue;
+    piece.open.push_back(piece.outcomes.size() - 1);
+    piece.samples.push_back(sample);
+  }
+  piece.n_tokens = expected_tokens(piece.samples);
+  return piece;
+}
+
 // All tasks of a scheme at once, so that the last long replies of one do not leave the batch empty.
+// A run that is stopped keeps the replies that have come to their end.
 Status run_tasks(const Session& session, const Schemes& schemes, const Options& options,
                  Book& book) {
   SP_ASSIGN_OR_RETURN(const std::vector<Task> tasks, load_tasks(session, options));
+  std::set<std::string> without;
+  for (const std::string& path : options.without) {
+    SP_ASSIGN_OR_RETURN(const std::vector<std::string> ids, load_ids(path));
+    without.insert(ids.begin(), ids.end());
+  }
   std::vector<std::vector<Piece>> left;  // [scheme]
   Outlook outlook;
   for (const auto& scheme : schemes) {
     std::vector<Piece>& pieces = left.emplace_back();
     for (const Task& task : tasks) {
-      std::vector<TaskSample> samples = pick_evenly(task.samples, options.samples);
-      const std::int64_t n_tokens = expected_tokens(samples);
-      Json config = task_config(task, std::ssize(samples), options.task);
-      if (has_task(book.run(*scheme), task.name, config)) continue;
-      outlook.expect(n_tokens);
-      pieces.push_back({&task, std::move(samples), std::move(config), n_tokens});
+      std::vector<TaskSample> allowed = task.samples;
+      std::erase_if(allowed, [&](const TaskSample& s) { return without.count(s.id) > 0; });
+      if (allowed.empty()) {
+        return {Code::kInvalidArgument,
+                fmt::format("--without leaves no sample of task {}", task.name)};
+      }
+      const std::vector<TaskSample> samples = pick_evenly(allowed, options.samples);
+      Json config = task_config(task, std::ssize(samples), options.task, without);
+      const Json& run = book.run(*scheme);
+      if (has_task(run, task.name, config)) continue;
+      // --replies asks for texts, which results files do not hold.
+      auto known = options.replies.empty() ? known_outcomes(run, task, config, options.task)
+                                           : std::map<std::string, SampleOutcome>();
+      pieces.push_back(make_piece(task, std::move(config), samples, known));
+      outlook.expect(pieces.back().n_tokens);
     }
   }
   for (std::size_t s = 0; s < schemes.size(); ++s) {
@@ -214,26 +248,33 @@ Status run_tasks(const Session& session, const Schemes& schemes, const Options& 
     }
     const Clock::time_point start = Clock::now();
     std::vector<SampleOutcome> all;
-    {
+    Status status;
+    if (!samples.empty()) {
       Progress progress(fmt::format("{} ({} of {})", name, s + 1, schemes.size()), n_tokens);
       progress.note(outlook.text());
-      SP_ASSIGN_OR_RETURN(all, run_task(*session.model, *session.threads, *session.tokenizer,
-                                        schemes[s], samples, options.task, &progress));
+      status = run_task(*session.model, *session.threads, *session.tokenizer, schemes[s], samples,
+                        options.task, &progress, &all);
     }
+    if (!status.ok() && status.code() != Code::kInterrupted) return status;
     const double seconds = seconds_since(start);
     outlook.done(n_tokens, seconds);
     auto outcome = all.begin();
-    for (const Piece& piece : left[s]) {
-      const std::vector<SampleOutcome> outcomes(outcome, outcome + std::ssize(piece.samples));
-      outcome += std::ssize(piece.samples);
-      record_task(book.run(scheme), *piece.task, piece.config, outcomes,
+    for (Piece& piece : left[s]) {
+      for (const std::size_t i : piece.open) piece.outcomes[i] = std::move(*outcome++);
+      Json& run = book.run(scheme);
+      if (!status.ok()) {
+        record_stopped(run, *piece.task, piece.config, piece.outcomes);
+        continue;
+      }
+      record_task(run, *piece.task, piece.config, piece.outcomes,
                   seconds * static_cast<double>(piece.n_tokens) /
                       static_cast<double>(std::max<std::int64_t>(n_tokens, 1)));
       if (!options.replies.empty()) {
-        SP_RETURN_IF_ERROR(append_replies(options.replies, name, piece.task->name, outcomes));
+        SP_RETURN_IF_ERROR(append_replies(options.replies, name, piece.task->name, piece.outcomes));
       }
     }
     SP_RETURN_IF_ERROR(book.save());
+    SP_RETURN_IF_ERROR(status);
   }
   return {};
 }
@@ -464,10 +505,8 @@ Result<int> side_by_side(const Session& session, const Schemes& schemes, const O
   std::vector<std::vector<SampleOutcome>> outcomes;
   for (const auto& scheme : schemes) {
     Progress progress(scheme->scheme().name(), expected_tokens(samples));
-    SP_ASSIGN_OR_RETURN(std::vector<SampleOutcome> of_scheme,
-                        run_task(*session.model, *session.threads, *session.tokenizer, scheme,
-                                 samples, options.task, &progress));
-    outcomes.push_back(std::move(of_scheme));
+    SP_RETURN_IF_ERROR(run_task(*session.model, *session.threads, *session.tokenizer, scheme,
+                                samples, options.task, &progress, &outcomes.emplace_back()));
   }
   const Colours c = colours();
   Json questions = Json::array();
@@ -708,6 +747,11 @@ void add_eval(CLI::App& app, Command* command) {
       ->delimiter(',');
   sub->add_option("--samples", o->samples, "Samples of a task, evenly over its buckets; 0: all")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
+  sub->add_option(
+         "--without", o->without,
+         "Leave out samples whose ids stand in this JSONL file: what plans were calibrated "
+         "on; may be given again")
+      ->type_name("FILE");
   sub->add_option("--max-new-tokens", o->task.max_new_tokens,
                   "Cut replies here; 0: where each sample says")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/file.hpp"
+#include "base/hash.hpp"
 #include "eval/statistics.hpp"
 
 namespace statepack {
@@ -34,6 +35,16 @@ T value_or(const Json& json, const char* key, T other) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number()) return other;
   return found->get<T>();
+}
+
+std::string text_or_empty(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+bool is_true(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_boolean() && found->get<bool>();
 }
 
 PositionBucket bucket_of(const Json& json) {
@@ -71,7 +82,7 @@ bool is_run(const Json& run) {
   for (const Json& result : run["results"]) {
     if (!result.is_object()) return false;
   }
-  for (const char* key : {"samples", "forced"}) {
+  for (const char* key : {"samples", "forced", "stopped"}) {
     const auto part = run.find(key);
     if (part == run.end()) continue;
     if (!part->is_object()) return false;
@@ -246,17 +257,83 @@ Json harness_results(const Json& document, const std::string& scheme) {
   return out;
 }
 
-Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options) {
-  return Json{{"task", task.name},
+Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options,
+                 const std::set<std::string>& without) {
+  Json config{{"task", task.name},
               {"output_type", "generate_until"},
               {"digest", task.digest},
               {"samples", n_samples},
               {"max_new_tokens", options.max_new_tokens}};
+  std::string ids;
+  for (const TaskSample& sample : task.samples) {
+    if (without.count(sample.id) > 0) ids += sample.id + "\n";
+  }
+  if (!ids.empty()) config["without"] = to_hex(xxh3_128(std::as_bytes(std::span(ids))));
+  return config;
 }
 
 bool has_task(const Json& run, const std::string& task, const Json& config) {
   const Json* had = find_value(run, {"configs", task});
   return had != nullptr && *had == config && find_value(run, {"results", task}) != nullptr;
+}
+
+namespace {
+
+Json sample_entry(const SampleOutcome& o) {
+  Json entry{{"id", o.id}, {"right", o.right}, {"tokens", o.n_tokens}, {"hash", o.hash}};
+  if (!o.status.ok()) entry["failed"] = true;
+  return entry;
+}
+
+/// Whether replies of both are replies to the same samples with the same limits.
+bool same_samples(const Json* had, const Json& config) {
+  return had != nullptr && had->is_object() && had->value("digest", Json()) == config["digest"] &&
+         had->value("max_new_tokens", Json()) == config["max_new_tokens"];
+}
+
+}  // namespace
+
+void record_stopped(Json& run, const Task& task, const Json& config,
+                    const std::vector<SampleOutcome>& outcomes) {
+  Json samples = Json::array();
+  for (const SampleOutcome& o : outcomes) {
+    if (!o.hash.empty()) samples.push_back(sample_entry(o));
+  }
+  if (samples.empty()) return;
+  run["stopped"][task.name] = Json{{"config", config}, {"samples", std::move(samples)}};
+}
+
+std::map<std::string, SampleOutcome> known_outcomes(const Json& run, const Task& task,
+                                                    const Json& config,
+                                                    const TaskOptions& options) {
+  std::map<std::string, const TaskSample*> samples;
+  for (const TaskSample& sample : task.samples) samples[sample.id] = &sample;
+  std::map<std::string, SampleOutcome> known;
+  const auto take = [&](const Json* entries) {
+    if (entries == nullptr || !entries->is_array()) return;
+    for (const Json& entry : *entries) {
+      if (!entry.is_object() || is_true(entry, "failed")) continue;
+      SampleOutcome o;
+      o.id = text_or_empty(entry, "id");
+      o.right = is_true(entry, "right");
+      o.n_tokens = value_or<std::int64_t>(entry, "tokens", -1);
+      o.hash = text_or_empty(entry, "hash");
+      const auto found = samples.find(o.id);
+      if (found == samples.end() || o.hash.empty() || o.n_tokens < 0) continue;
+      o.bucket = found->second->bucket;
+      o.truncated = o.n_tokens >= reply_limit(*found->second, options);
+      known.emplace(o.id, std::move(o));
+    }
+  };
+  const Json* failed = find_value(run, {"results", task.name, "failed,none"});
+  const bool any_failed = failed != nullptr && *failed != 0;  // older files do not say which
+  if (same_samples(find_value(run, {"configs", task.name}), config) && !any_failed) {
+    take(find_value(run, {"samples", task.name}));
+  }
+  if (same_samples(find_value(run, {"stopped", task.name, "config"}), config)) {
+    take(find_value(run, {"stopped", task.name, "samples"}));
+  }
+  return known;
 }
 
 void record_task(Json& run, const Task& task, const Json& config,
@@ -279,8 +356,7 @@ void record_task(Json& run, const Task& task, const Json& config,
     auto& [right, all] = counts[o.bucket];
     right += o.right ? 1 : 0;
     ++all;
-    samples.push_back(
-        Json{{"id", o.id}, {"right", o.right}, {"tokens", o.n_tokens}, {"hash", o.hash}});
+    samples.push_back(sample_entry(o));
   }
   for (const std::string& name : order) {
     buckets[name] = Json{{"n", counts[name].second}, {"right", counts[name].first}};
@@ -302,6 +378,10 @@ void record_task(Json& run, const Task& task, const Json& config,
   run["n-samples"][task.name] = Json{{"original", std::ssize(task.samples)}, {"effective", n}};
   run["higher_is_better"][task.name] = Json{{"exact_match", true}};
   run["samples"][task.name] = std::move(samples);
+  if (run.contains("stopped")) {
+    run["stopped"].erase(task.name);
+    if (run["stopped"].empty()) run.erase("stopped");
+  }
   add_seconds(run, seconds);
 }
 
@@ -433,6 +513,7 @@ Json summary(const Json& document) {
   for (auto& [name, run] : out["runs"].items()) {
     run.erase("samples");
     run.erase("forced");
+    run.erase("stopped");
   }
   return out;
 }

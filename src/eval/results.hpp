@@ -5,13 +5,15 @@
 // RUN has the keys of lm-evaluation-harness (results, configs, n-samples, higher_is_better,
 // total_evaluation_time_seconds; metrics as "exact_match,none") and of our own: scheme (all
 // options), plan_fingerprint, bits, plan_bits (mean width by layer and head, where there is a
-// plan), samples (one entry a reply), forced (sums by position). Beside the runs, "heads" may say
+// plan), samples (one entry a reply), stopped (the same of a piece that is not complete), forced
+// (sums by position). Beside the runs, "heads" may say
 // what the model's heads are like.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,10 +47,20 @@ Status save_results(const std::string& path, const Json& document);
 Json& results_run(Json& document, const CompiledScheme& scheme);
 
 /// What a finished piece depends on. Two pieces with equal configurations need not run twice.
-Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options);
+/// `without`: ids of samples that were left out before n_samples were picked.
+Json task_config(const Task& task, std::int64_t n_samples, const TaskOptions& options,
+                 const std::set<std::string>& without = {});
 bool has_task(const Json& run, const std::string& task, const Json& config);
 void record_task(Json& run, const Task& task, const Json& config,
                  const std::vector<SampleOutcome>& outcomes, double seconds);
+
+/// Keeps the replies of a piece that was stopped: those of `outcomes` that came to their end.
+void record_stopped(Json& run, const Task& task, const Json& config,
+                    const std::vector<SampleOutcome>& outcomes);
+/// Replies to samples of the task that the run has already, without their texts: of a stopped
+/// piece, and of one with other samples. A reply depends on its sample and the scheme alone. By id.
+std::map<std::string, SampleOutcome> known_outcomes(const Json& run, const Task& task,
+                                                    const Json& config, const TaskOptions& options);
 
 /// `text` names the file; `digest` is of its tokens.
 Json forced_config(const std::string& digest, const ForcedOptions& options);

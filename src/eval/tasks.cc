@@ -66,7 +66,39 @@ Result<TaskSample> parse_sample(std::string_view line, const Tokenizer& tokenize
   return sample;
 }
 
+/// Calls `take` for every line that is not blank. Its errors get file and line.
+template <class Take>
+Status for_each_line(const std::string& path, std::string_view text, Take take) {
+  std::int64_t n_lines = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    ++n_lines;
+    if (line.find_first_not_of(kBlank) == std::string_view::npos) continue;
+    const Status status = take(line);
+    if (!status.ok()) {
+      return {status.code(), fmt::format("{}: line {} {}", path, n_lines, status.message())};
+    }
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<std::vector<std::string>> load_ids(const std::string& path) {
+  SP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxTaskBytes));
+  std::vector<std::string> ids;
+  SP_RETURN_IF_ERROR(for_each_line(path, text, [&](std::string_view line) -> Status {
+    const Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) {
+      return {Code::kCorrupt, "needs a text 'id'"};
+    }
+    ids.push_back(json["id"].get<std::string>());
+    return {};
+  }));
+  return ids;
+}
 
 Result<Task> load_task(const std::string& path, const Tokenizer& tokenizer,
                        const ChatTemplate& chat_template) {
@@ -76,20 +108,11 @@ Result<Task> load_task(const std::string& path, const Tokenizer& tokenizer,
   Sha256 sha;
   sha.update(text);
   task.digest = sha.hex();
-  std::int64_t n_lines = 0;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    ++n_lines;
-    if (line.find_first_not_of(kBlank) == std::string_view::npos) continue;
-    Result<TaskSample> sample = parse_sample(line, tokenizer, chat_template);
-    if (!sample.ok()) {
-      return Status(sample.status().code(),
-                    fmt::format("{}: line {} {}", path, n_lines, sample.status().message()));
-    }
-    task.samples.push_back(std::move(sample).value());
-  }
+  SP_RETURN_IF_ERROR(for_each_line(path, text, [&](std::string_view line) -> Status {
+    SP_ASSIGN_OR_RETURN(TaskSample sample, parse_sample(line, tokenizer, chat_template));
+    task.samples.push_back(std::move(sample));
+    return {};
+  }));
   if (task.samples.empty()) return Status(Code::kCorrupt, path + ": holds no samples");
   return task;
 }
@@ -141,11 +164,15 @@ std::string_view answer_line(std::string_view reply) {
   return line.substr(first, line.find_last_not_of(kBlank) - first + 1);
 }
 
-Result<std::vector<SampleOutcome>> run_task(Model& model, ThreadPool& threads,
-                                            const Tokenizer& tokenizer,
-                                            const std::shared_ptr<const CompiledScheme>& scheme,
-                                            std::span<const TaskSample> samples,
-                                            const TaskOptions& options, Progress* progress) {
+std::int64_t reply_limit(const TaskSample& sample, const TaskOptions& options) {
+  return options.max_new_tokens > 0 ? std::min(options.max_new_tokens, sample.max_new_tokens)
+                                    : sample.max_new_tokens;
+}
+
+Status run_task(Model& model, ThreadPool& threads, const Tokenizer& tokenizer,
+                const std::shared_ptr<const CompiledScheme>& scheme,
+                std::span<const TaskSample> samples, const TaskOptions& options, Progress* progress,
+                std::vector<SampleOutcome>* outcomes) {
   PoolConfig pool_config;
   pool_config.n_slots = std::min(options.batch, std::ssize(samples));
   pool_config.conv_floats = model.config().conv_floats();
@@ -167,17 +194,15 @@ Result<std::vector<SampleOutcome>> run_task(Model& model, ThreadPool& threads,
     return samples[a].reference_tokens > samples[b].reference_tokens;
   });
 
-  std::vector<SampleOutcome> outcomes(samples.size());
+  outcomes->assign(samples.size(), {});
   for (const std::size_t i : order) {
     const TaskSample& sample = samples[i];
-    SampleOutcome& outcome = outcomes[i];
+    SampleOutcome& outcome = (*outcomes)[i];
     outcome.id = sample.id;
     outcome.bucket = sample.bucket;
     Request request;
     request.prompt = sample.prompt;
-    request.params.max_tokens = options.max_new_tokens > 0
-                                    ? std::min(options.max_new_tokens, sample.max_new_tokens)
-                                    : sample.max_new_tokens;
+    request.params.max_tokens = reply_limit(sample, options);
     const auto on_token = [&outcome, &sample, progress](const TokenEvent& event) {
       outcome.text += event.text;
       const std::int64_t n = std::ssize(event.tokens);
@@ -196,8 +221,7 @@ Result<std::vector<SampleOutcome>> run_task(Model& model, ThreadPool& threads,
     SP_ASSIGN_OR_RETURN([[maybe_unused]] const RequestId id,
                         engine->submit(std::move(request), on_token));
   }
-  SP_RETURN_IF_ERROR(engine->run());
-  return outcomes;
+  return engine->run();
 }
 
 }  // namespace statepack

@@ -44,6 +44,10 @@ Result<Task> load_task(const std::string& path, const Tokenizer& tokenizer,
 /// (longest) buckets. 0, or more than there are, gives all. Order of the file.
 std::vector<TaskSample> pick_evenly(const std::vector<TaskSample>& samples, std::int64_t n);
 
+/// The "id" of every line of a JSONL file. Errors: as read_text_file(); kCorrupt naming file and
+/// line.
+Result<std::vector<std::string>> load_ids(const std::string& path);
+
 /// The text after the last "answer:" up to the end of that line, stripped; empty without one.
 std::string_view answer_line(std::string_view reply);
 inline bool is_right(std::string_view reply, std::string_view answer) {
@@ -55,7 +59,7 @@ struct SampleOutcome {
   bool right = false;
   bool truncated = false;     ///< ran into max_new_tokens
   std::int64_t n_tokens = 0;  ///< of the reply, without its end token
-  std::string hash;           ///< of the reply's tokens
+  std::string hash;           ///< of the reply's tokens; empty until the reply has come to its end
   std::string text;
   Status status;  ///< why the reply ended, when it failed (counts as wrong)
 };
@@ -65,12 +69,15 @@ struct TaskOptions {
   std::int64_t max_new_tokens = 0;  ///< cuts every sample's own limit; 0: does not
 };
 
-/// Greedy replies to all samples, longest first so that the batch stays full. Outcomes in the order
-/// of the samples, whatever the batch. Errors: kInterrupted, and as Engine and StatePool.
-Result<std::vector<SampleOutcome>> run_task(Model& model, ThreadPool& threads,
-                                            const Tokenizer& tokenizer,
-                                            const std::shared_ptr<const CompiledScheme>& scheme,
-                                            std::span<const TaskSample> samples,
-                                            const TaskOptions& options, Progress* progress);
+/// Tokens that a reply to the sample may have.
+std::int64_t reply_limit(const TaskSample& sample, const TaskOptions& options);
+
+/// Greedy replies to all samples, longest first so that the batch stays full. `outcomes` in the
+/// order of the samples, whatever the batch. Errors: kInterrupted (replies that ended before are in
+/// `outcomes`), and as Engine and StatePool.
+Status run_task(Model& model, ThreadPool& threads, const Tokenizer& tokenizer,
+                const std::shared_ptr<const CompiledScheme>& scheme,
+                std::span<const TaskSample> samples, const TaskOptions& options, Progress* progress,
+                std::vector<SampleOutcome>* outcomes);
 
 }  // namespace statepack

@@ -359,6 +359,31 @@ TEST_F(CliTest, EvalResumesReportsAndGates) {
   EXPECT_EQ(text_of("r.json"), before);
   EXPECT_EQ(again, first);
 
+  // More samples, two of them left out: known replies are taken over, and nothing shows it.
+  std::ofstream(path("used.jsonl")) << R"({"id": "arith-short-0000"})"
+                                    << "\n\n"
+                                    << R"({"id": "arith-short-0001", "more": 1})"
+                                    << "\n";
+  const auto with_more = [&](const std::string& file) {
+    std::vector<std::string> more = {
+        "eval",  "-m",     kModel, "--state",   "fp32", "int4",      "--tasks",
+        "arith", "--data", kData,  "--samples", "5",    "--without", path("used.jsonl"),
+        "-o",    file};
+    json runs = run_json(more)["runs"];
+    for (json& r : runs) {
+      r = json{{"results", r["results"]["arith"]}, {"config", r["configs"]["arith"]}};
+    }
+    return runs;
+  };
+  const json extended = with_more(results);
+  EXPECT_EQ(extended, with_more(path("fresh.json")));
+  EXPECT_TRUE(extended["fp32"]["config"].contains("without"));
+  std::ofstream(path("used.jsonl")) << "{}";
+  EXPECT_THAT(run({"eval", "-m", kModel, "--tasks", "arith", "--data", kData, "--without",
+                   path("used.jsonl")})
+                  .err,
+              HasSubstr("used.jsonl: line 1 needs a text 'id'"));
+
   const Outcome report = run({"eval", "--report", path("report.md"), results});
   EXPECT_EQ(report.exit_code, 0) << report.err;
   EXPECT_THAT(text_of("report.md"), AllOf(HasSubstr("## arith"), HasSubstr("| int4")));
@@ -522,7 +547,8 @@ TEST_F(CliTest, AnInterruptEndsCleanly) {
   const Outcome o = finish(child);
   EXPECT_EQ(o.exit_code, 130) << o.err;
   EXPECT_THAT(o.err, HasSubstr("stopped on request"));
-  EXPECT_FALSE(fs::exists(results));
+  // Half a task is no result; replies that had ended may be there for the next run.
+  EXPECT_TRUE(json::parse(text_of("r.json"))["runs"]["fp32"]["results"].empty());
 }
 
 }  // namespace

@@ -131,23 +131,27 @@ TEST_F(EvalModelTest, AnswersSimpleTasksInAnyBatch) {
   TaskOptions wide;
   TaskOptions narrow;
   narrow.batch = 2;
-  const auto a = run_task(*model_, *threads_, *tokenizer_, compile("fp32"), samples, wide, nullptr);
-  const auto b =
-      run_task(*model_, *threads_, *tokenizer_, compile("fp32"), samples, narrow, nullptr);
-  ASSERT_TRUE(a.ok() && b.ok());
+  const auto run = [&](const TaskOptions& options) {
+    std::vector<SampleOutcome> outcomes;
+    const Status status = run_task(*model_, *threads_, *tokenizer_, compile("fp32"), samples,
+                                   options, nullptr, &outcomes);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return outcomes;
+  };
+  const auto a = run(wide);
+  const auto b = run(narrow);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    EXPECT_TRUE((*a)[i].right) << (*a)[i].text;
-    EXPECT_EQ((*a)[i].id, samples[i].id);
-    EXPECT_EQ((*a)[i].hash, (*b)[i].hash);
-    EXPECT_EQ((*a)[i].n_tokens + 1, samples[i].reference_tokens);  // which counts the end token
+    EXPECT_TRUE(a[i].right) << a[i].text;
+    EXPECT_EQ(a[i].id, samples[i].id);
+    EXPECT_EQ(a[i].hash, b[i].hash);
+    EXPECT_EQ(a[i].n_tokens + 1, samples[i].reference_tokens);  // which counts the end token
   }
   TaskOptions cut;
   cut.max_new_tokens = 3;
-  const auto c = run_task(*model_, *threads_, *tokenizer_, compile("fp32"), samples, cut, nullptr);
-  ASSERT_TRUE(c.ok());
-  EXPECT_TRUE((*c)[0].truncated);
-  EXPECT_FALSE((*c)[0].right);
-  EXPECT_EQ((*c)[0].n_tokens, 3);
+  const auto c = run(cut);
+  EXPECT_TRUE(c[0].truncated);
+  EXPECT_FALSE(c[0].right);
+  EXPECT_EQ(c[0].n_tokens, 3);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ Task task_of(std::int64_t n) {
   task.name = "perm";
   task.digest = "d";
   task.samples.resize(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < task.samples.size(); ++i) task.samples[i].id = std::to_string(i);
   return task;
 }
 
@@ -82,6 +83,53 @@ TEST_F(ResultsTest, ATaskIsRecordedOnceAndComparedWithFp32) {
   EXPECT_EQ(result["buckets"]["long"], (Json{{"n", 2}, {"right", 1}}));
   EXPECT_EQ(run["total_evaluation_time_seconds"], 2.0);
   EXPECT_FALSE(summary(*loaded)["runs"]["int4"].contains("samples"));
+}
+
+TEST_F(ResultsTest, RepliesAreNotAskedForTwice) {
+  Json document = new_results("m", "f");
+  Task task = task_of(4);
+  for (std::size_t i = 0; i < task.samples.size(); ++i) {
+    task.samples[i].max_new_tokens = i == 1 ? 10 : 20;
+  }
+  Json& run = results_run(document, *compiled("int8"));
+  std::vector<SampleOutcome> outcomes =
+      outcomes_of({{true, "a"}, {false, "b"}, {true, "c"}, {false, ""}});
+  outcomes[2].status = {Code::kNotFinite, "a state that is not finite"};
+  const Json config = task_config(task, 4, {});
+  record_stopped(run, task, config, outcomes);
+  EXPECT_FALSE(has_task(run, "perm", config));
+  ASSERT_TRUE(save_results(path_, document).ok());
+  const auto loaded = load_results(path_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_FALSE(summary(*loaded)["runs"]["int8"].contains("stopped"));
+
+  // What came to its end and did not fail, whatever the number of samples wanted.
+  const auto known = known_outcomes((*loaded)["runs"]["int8"], task, task_config(task, 3, {}), {});
+  ASSERT_EQ(known.size(), 2U);
+  EXPECT_TRUE(known.at("0").right);
+  EXPECT_FALSE(known.at("0").truncated);
+  EXPECT_EQ(known.at("0").hash, "a");
+  EXPECT_EQ(known.at("0").n_tokens, 10);
+  EXPECT_FALSE(known.at("1").right);
+  EXPECT_TRUE(known.at("1").truncated) << "10 tokens are all that it may have";
+  // Not for other limits or another file.
+  TaskOptions cut;
+  cut.max_new_tokens = 5;
+  EXPECT_TRUE(known_outcomes(run, task, task_config(task, 4, cut), cut).empty());
+  Task other = task;
+  other.digest = "other";
+  EXPECT_TRUE(known_outcomes(run, other, task_config(other, 4, {}), {}).empty());
+
+  outcomes[2].status = {};
+  outcomes[3].hash = "d";
+  record_task(run, task, config, outcomes, 1);
+  EXPECT_FALSE(run.contains("stopped"));
+  EXPECT_EQ(known_outcomes(run, task, task_config(task, 2, {}), {}).size(), 4U);
+  // A fourth of the samples left out is another piece, of the same replies.
+  const Json without = task_config(task, 3, {}, {"3", "elsewhere"});
+  EXPECT_NE(without, task_config(task, 3, {}));
+  EXPECT_EQ(task_config(task, 4, {}, {"elsewhere"}), config);
+  EXPECT_EQ(known_outcomes(run, task, without, {}).size(), 4U);
 }
 
 TEST_F(ResultsTest, ARunOfOtherOptionsStartsAgain) {
