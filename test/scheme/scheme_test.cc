@@ -146,7 +146,7 @@ TEST(SchemeName, WrongNamesGetOneClearMessage) {
       {"int8,,period=2", Code::kInvalidArgument, "'' is not an option"},
       {"int8,peroid=4", Code::kInvalidArgument,
        "int8 has no option 'peroid'; allowed are period, records, mode, phase, prefill, beta, "
-       "rounding"},
+       "conv, rounding"},
       {"int8,peroid=4", Code::kInvalidArgument, "did you mean 'period'?"},
       {"int8,rank=4", Code::kInvalidArgument, "int8 has no option 'rank'"},
       {"int8,period=2,period=2", Code::kInvalidArgument, "option 'period' is given twice"},
