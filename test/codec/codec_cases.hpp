@@ -68,14 +68,17 @@ inline std::vector<std::string> candidate_values(const CodecOption& option) {
   return words;
 }
 
+#if defined(SP_SANITIZED)  // sanitizers slow everything twentyfold
+inline constexpr std::size_t kMaxNamed = 2;
+inline constexpr std::int64_t kMaxValues = 20000, kMaxValuesWithOptions = 4000;
+#else
+inline constexpr std::size_t kMaxNamed = 3;
+inline constexpr std::int64_t kMaxValues = 1 << 20, kMaxValuesWithOptions = 20000;
+#endif
+
 /// The valid combinations of candidate values of a codec in which at most three (two) are named.
 inline void add_configs(const CodecInfo& info, std::string_view arg, Rounding rounding,
                         std::vector<CodecConfig>& valid) {
-#if defined(SP_SANITIZED)  // sanitizers slow everything twentyfold
-  constexpr std::size_t kMaxNamed = 2;
-#else
-  constexpr std::size_t kMaxNamed = 3;
-#endif
   std::vector<std::map<std::string, std::string>> grown(1);
   for (const CodecOption& option : info.options) {
     const std::size_t n = grown.size();
@@ -120,10 +123,11 @@ inline std::vector<LayerShape> test_shapes() {
 
 /// All shapes for a codec as it is by default, the small ones for every combination of options.
 inline std::vector<LayerShape> shapes_for(const CodecConfig& config) {
+  const bool by_default =
+      config.options == default_config(*config.info, config.arg, config.rounding).options;
+  const std::int64_t most = by_default ? kMaxValues : kMaxValuesWithOptions;
   std::vector<LayerShape> shapes = test_shapes();
-  if (config.options != default_config(*config.info, config.arg, config.rounding).options) {
-    std::erase_if(shapes, [](const LayerShape& shape) { return shape.n_values() > 20000; });
-  }
+  std::erase_if(shapes, [&](const LayerShape& shape) { return shape.n_values() > most; });
   return shapes;
 }
 
