@@ -31,8 +31,8 @@ class GatedAttention final : public Mixer {
         out_width_(p_.n_heads * dim_),
         kv_width_(p_.n_kv_heads * dim_) {}
 
-  void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) override;
-  Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) override;
+  void prefill(const Pass& pass, const Segment& segment, const BlockInput& in, float* y) override;
+  Status decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) override;
 
  private:
   struct Rows {
@@ -41,7 +41,7 @@ class GatedAttention final : public Mixer {
     float* tiles;      ///< scratch of each worker, tile_floats apart
     std::int64_t tile_floats;
   };
-  Rows project(const Pass& pass, const float* x, int tile_rows) const;
+  Rows project(const Pass& pass, const BlockInput& in, int tile_rows) const;
   void place(const Pass& pass, const Rows& rows, std::int64_t r, const PagedKvCache& kv,
              std::int64_t position) const;
   void finish(const Pass& pass, const Rows& rows, float* y) const;
@@ -60,7 +60,7 @@ class GatedAttention final : public Mixer {
   std::int64_t dim_, out_width_, kv_width_;
 };
 
-GatedAttention::Rows GatedAttention::project(const Pass& pass, const float* x,
+GatedAttention::Rows GatedAttention::project(const Pass& pass, const BlockInput& in,
                                              int tile_rows) const {
   const std::int64_t n = pass.n_rows, H = p_.q.n_in();
   Rows rows;
@@ -70,10 +70,10 @@ GatedAttention::Rows GatedAttention::project(const Pass& pass, const float* x,
   rows.o = pass.scratch.take(n * out_width_);
   rows.tile_floats = AttentionTile::scratch_floats(tile_rows, dim_);
   rows.tiles = pass.scratch.take(rows.tile_floats * pass.threads.n_threads());
-  const LinearJob jobs[] = {{&p_.q, x, H, n, rows.q, 2 * out_width_},
-                            {&p_.k, x, H, n, rows.k, kv_width_},
-                            {&p_.v, x, H, n, rows.v, kv_width_}};
-  pass.linear.run(jobs, pass.path);
+  const LinearJob jobs[] = {{&p_.q, in.x, H, n, rows.q, 2 * out_width_},
+                            {&p_.k, in.x, H, n, rows.k, kv_width_},
+                            {&p_.v, in.x, H, n, rows.v, kv_width_}};
+  pass.linear.run(jobs, pass.path, in.make);
   pass.clock.lap(Part::kProjections);
   return rows;
 }
@@ -108,20 +108,20 @@ void GatedAttention::attend(AttentionTile& tile, const PagedKvCache& kv, std::in
 
 // Output gates, then the output matrix.
 void GatedAttention::finish(const Pass& pass, const Rows& rows, float* y) const {
-  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+  pass.clock.lap(Part::kAttention);
+  const LinearJob job{&p_.out, rows.o, out_width_, pass.n_rows, y, p_.out.n_out()};
+  pass.linear.run({&job, 1}, pass.path, [&](std::int64_t r) {
     for (std::int64_t h = 0; h < p_.n_heads; ++h) {
       times_sigmoid(rows.o + r * out_width_ + h * dim_, query(rows, r, h) + dim_, dim_);
     }
   });
-  pass.clock.lap(Part::kAttention);
-  const LinearJob job{&p_.out, rows.o, out_width_, pass.n_rows, y, p_.out.n_out()};
-  pass.linear.run({&job, 1}, pass.path);
   pass.clock.lap(Part::kProjections);
 }
 
-void GatedAttention::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
+void GatedAttention::prefill(const Pass& pass, const Segment& segment, const BlockInput& in,
+                             float* y) {
   const Scratch::Mark mark(pass.scratch);
-  const Rows rows = project(pass, x, kTileTokens);
+  const Rows rows = project(pass, in, kTileTokens);
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
     place(pass, rows, r, segment.kv, segment.position + r);
   });
@@ -139,10 +139,11 @@ void GatedAttention::prefill(const Pass& pass, const Segment& segment, const flo
   finish(pass, rows, y);
 }
 
-Status GatedAttention::decode(const Pass& pass, const Batch& batch, const float* x, float* y) {
+Status GatedAttention::decode(const Pass& pass, const Batch& batch, const BlockInput& in,
+                              float* y) {
   const Scratch::Mark mark(pass.scratch);
   const int group = p_.n_heads / p_.n_kv_heads;
-  const Rows rows = project(pass, x, group);
+  const Rows rows = project(pass, in, group);
   const float scale = 1.0F / std::sqrt(static_cast<float>(dim_));
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
     const auto i = static_cast<std::size_t>(r);

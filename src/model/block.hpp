@@ -43,19 +43,27 @@ struct Batch {
   std::span<float* const> conv;             ///< history of the rows' slots, all layers
 };
 
-/// Token mixer of one layer: x [n_rows, hidden] normed input, y [n_rows, hidden] result.
+/// The normed input of a block, [n_rows, hidden]. Its rows are not there before `make` has written
+/// them, which the block's first linear layers call on it (LinearRunner::run).
+struct BlockInput {
+  const float* x = nullptr;
+  const RowMaker& make;
+};
+
+/// Token mixer of one layer: y [n_rows, hidden] is its result.
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  virtual void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) = 0;
-  virtual Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) = 0;
+  virtual void prefill(const Pass& pass, const Segment& segment, const BlockInput& in,
+                       float* y) = 0;
+  virtual Status decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) = 0;
 };
 
 /// Feed-forward part of one layer, the same for prompts and batches.
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  virtual void run(const Pass& pass, const float* x, float* y) = 0;
+  virtual void run(const Pass& pass, const BlockInput& in, float* y) = 0;
 };
 
 }  // namespace statepack

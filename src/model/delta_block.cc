@@ -43,8 +43,8 @@ class DeltaBlock final : public Mixer {
         value_width_(std::int64_t{p_.shape.n_value_heads} * p_.shape.V),
         gate_width_(std::int64_t{p_.shape.n_value_heads} * p_.shape.gate_width()) {}
 
-  void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) override;
-  Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) override;
+  void prefill(const Pass& pass, const Segment& segment, const BlockInput& in, float* y) override;
+  Status decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) override;
 
  private:
   // Everything that a row's step needs; strides are the widths.
@@ -56,7 +56,7 @@ class DeltaBlock final : public Mixer {
     float* z;     ///< output gate [n, HV * V]
     float* o;     ///< readout [n, HV * V]
   };
-  Rows project(const Pass& pass, const float* x, std::int64_t n_history) const;
+  Rows project(const Pass& pass, const BlockInput& in, std::int64_t n_history) const;
   void prepare(const Rows& rows, std::int64_t r) const;
   void finish(const Pass& pass, const Rows& rows, float* y) const;
   void show_readouts(const Pass& pass, const Segment& segment, const Rows& rows) const;
@@ -67,7 +67,7 @@ class DeltaBlock final : public Mixer {
 };
 
 // Runs the projections of x. Leaves `n_history` rows free in front of u.
-DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const float* x,
+DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const BlockInput& in,
                                      std::int64_t n_history) const {
   const std::int64_t n = pass.n_rows, channels = p_.conv.channels();
   const std::int64_t H = p_.beta.n_in();
@@ -82,23 +82,23 @@ DeltaBlock::Rows DeltaBlock::project(const Pass& pass, const float* x,
   std::vector<LinearJob> jobs, low_rank;
   std::int64_t at = 0;
   for (const Linear& w : p_.qkv) {
-    jobs.push_back({&w, x, H, n, rows.u + at, channels});
+    jobs.push_back({&w, in.x, H, n, rows.u + at, channels});
     at += w.n_out();
   }
-  jobs.push_back({&p_.beta, x, H, n, rows.beta, p_.shape.n_value_heads});
+  jobs.push_back({&p_.beta, in.x, H, n, rows.beta, p_.shape.n_value_heads});
   const auto chain = [&](const Chain& w, float* y, std::int64_t width) {
     if (!w.low_rank()) {
-      jobs.push_back({&w.first, x, H, n, y, width});
+      jobs.push_back({&w.first, in.x, H, n, y, width});
       return;
     }
     const std::int64_t rank = w.first.n_out();
     float* middle = pass.scratch.take(n * rank);
-    jobs.push_back({&w.first, x, H, n, middle, rank});
+    jobs.push_back({&w.first, in.x, H, n, middle, rank});
     low_rank.push_back({&w.second, middle, rank, n, y, width});
   };
   chain(p_.decay, rows.g, gate_width_);
   chain(p_.out_gate, rows.z, value_width_);
-  pass.linear.run(jobs, pass.path);
+  pass.linear.run(jobs, pass.path, in.make);
   if (!low_rank.empty()) pass.linear.run(low_rank, pass.path);
   pass.clock.lap(Part::kProjections);
   return rows;
@@ -132,7 +132,8 @@ void DeltaBlock::prepare(const Rows& rows, std::int64_t r) const {
 // Gated norm of every head, then the output matrix (docs/models.md 5.5, 7.6).
 void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
   const std::int64_t V = p_.shape.V;
-  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
+  const LinearJob job{&p_.out, rows.o, value_width_, pass.n_rows, y, p_.out.n_out()};
+  pass.linear.run({&job, 1}, pass.path, [&](std::int64_t r) {
     float* o = rows.o + r * value_width_;
     for (std::int64_t h = 0; h < p_.shape.n_value_heads; ++h) {
       rms_norm(o + h * V, p_.out_norm.data(), V, p_.eps, o + h * V);
@@ -144,9 +145,6 @@ void DeltaBlock::finish(const Pass& pass, const Rows& rows, float* y) const {
       times_silu(o, z, value_width_);
     }
   });
-  pass.clock.lap(Part::kNorms);
-  const LinearJob job{&p_.out, rows.o, value_width_, pass.n_rows, y, p_.out.n_out()};
-  pass.linear.run({&job, 1}, pass.path);
   pass.clock.lap(Part::kProjections);
 }
 
@@ -185,10 +183,10 @@ void DeltaBlock::show_readouts(const Pass& pass, const Segment& segment, const R
   segment.observer->on_readout(view);
 }
 
-void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
+void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const BlockInput& in, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t channels = p_.conv.channels(), n_history = p_.conv.n_history();
-  const Rows rows = project(pass, x, n_history);
+  const Rows rows = project(pass, in, n_history);
 
   float* history = segment.state.conv.data() + layer_ * p_.conv.history_floats();
   const float* u = rows.u - n_history * channels;  // history and segment as one run of rows
@@ -200,32 +198,32 @@ void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const float* 
   std::copy_n(u + pass.n_rows * channels, p_.conv.history_floats(), history);
   pass.clock.lap(Part::kConvolution);
 
-  PrefillInput in;
-  in.shape = p_.shape;
-  in.layer = layer_;
-  in.position = segment.position;
-  in.n_tokens = pass.n_rows;
-  in.q = rows.c;
-  in.k = rows.c + key_width_;
-  in.v = rows.c + 2 * key_width_;
-  in.q_stride = in.k_stride = in.v_stride = channels;
-  in.g = rows.g;
-  in.g_stride = gate_width_;
-  in.beta = rows.beta;
-  in.beta_stride = p_.shape.n_value_heads;
-  in.S = segment.state.S.data() + layer_ * p_.shape.n_values();
-  in.out = rows.o;
-  in.out_stride = value_width_;
-  statepack::prefill(in, pass.threads, segment.observer);
+  PrefillInput chunk;
+  chunk.shape = p_.shape;
+  chunk.layer = layer_;
+  chunk.position = segment.position;
+  chunk.n_tokens = pass.n_rows;
+  chunk.q = rows.c;
+  chunk.k = rows.c + key_width_;
+  chunk.v = rows.c + 2 * key_width_;
+  chunk.q_stride = chunk.k_stride = chunk.v_stride = channels;
+  chunk.g = rows.g;
+  chunk.g_stride = gate_width_;
+  chunk.beta = rows.beta;
+  chunk.beta_stride = p_.shape.n_value_heads;
+  chunk.S = segment.state.S.data() + layer_ * p_.shape.n_values();
+  chunk.out = rows.o;
+  chunk.out_stride = value_width_;
+  statepack::prefill(chunk, pass.threads, segment.observer);
   if (segment.observer != nullptr) show_readouts(pass, segment, rows);
   pass.clock.lap(Part::kState);
   finish(pass, rows, y);
 }
 
-Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, float* y) {
+Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t channels = p_.conv.channels();
-  const Rows rows = project(pass, x, 0);
+  const Rows rows = project(pass, in, 0);
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
     float* history = batch.conv[static_cast<std::size_t>(r)] + layer_ * p_.conv.history_floats();
     p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
@@ -233,25 +231,25 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const float* x, 
   });
   pass.clock.lap(Part::kConvolution);
 
-  StepInput in;
-  in.first_valid_slot = StatePool::kFirstValidSlot;
-  in.q_stride = in.k_stride = in.v_stride = channels;
-  in.g_stride = gate_width_;
-  in.beta_stride = p_.shape.n_value_heads;
-  in.out_stride = value_width_;
+  StepInput token;
+  token.first_valid_slot = StatePool::kFirstValidSlot;
+  token.q_stride = token.k_stride = token.v_stride = channels;
+  token.g_stride = gate_width_;
+  token.beta_stride = p_.shape.n_value_heads;
+  token.out_stride = value_width_;
   std::int64_t first = 0;
   for (const DecodeGroup& group : batch.groups) {
-    in.n_rows = static_cast<int>(group.rows.size());
-    in.read_slots = batch.slots.data() + first;
-    in.positions = batch.positions.data() + first;
-    in.q = rows.c + first * channels;
-    in.k = in.q + key_width_;
-    in.v = in.k + key_width_;
-    in.g = rows.g + first * gate_width_;
-    in.beta = rows.beta + first * p_.shape.n_value_heads;
-    in.out = rows.o + first * value_width_;
-    SP_RETURN_IF_ERROR(step(group.pool->layer(layer_), in, pass.threads));
-    first += in.n_rows;
+    token.n_rows = static_cast<int>(group.rows.size());
+    token.read_slots = batch.slots.data() + first;
+    token.positions = batch.positions.data() + first;
+    token.q = rows.c + first * channels;
+    token.k = token.q + key_width_;
+    token.v = token.k + key_width_;
+    token.g = rows.g + first * gate_width_;
+    token.beta = rows.beta + first * p_.shape.n_value_heads;
+    token.out = rows.o + first * value_width_;
+    SP_RETURN_IF_ERROR(step(group.pool->layer(layer_), token, pass.threads));
+    first += token.n_rows;
   }
   pass.clock.lap(Part::kState);
   finish(pass, rows, y);
@@ -300,13 +298,13 @@ Result<std::unique_ptr<Mixer>> load_gdn(Weights& weights, const ModelConfig& con
   p.shape = s;
   if (config.interleaved_qkvz) {
     SP_ASSIGN_OR_RETURN(const Linear qkvz,
-                        weights.matrix(at + "in_proj_qkvz.weight", channels + V, H));
-    SP_ASSIGN_OR_RETURN(const Linear ba, weights.matrix(at + "in_proj_ba.weight", 2 * HV, H));
+                        weights.table(at + "in_proj_qkvz.weight", channels + V, H));
+    SP_ASSIGN_OR_RETURN(const Linear ba, weights.table(at + "in_proj_ba.weight", 2 * HV, H));
     QkvzOrder order = qkvz_order(s);
-    p.qkv = {qkvz.permuted(std::move(order.qkv))};
-    p.out_gate.first = qkvz.permuted(std::move(order.z));
-    p.beta = ba.permuted(std::move(order.b));
-    p.decay.first = ba.permuted(std::move(order.a));
+    p.qkv = {weights.for_products(qkvz.permuted(std::move(order.qkv)))};
+    p.out_gate.first = weights.for_products(qkvz.permuted(std::move(order.z)));
+    p.beta = weights.for_products(ba.permuted(std::move(order.b)));
+    p.decay.first = weights.for_products(ba.permuted(std::move(order.a)));
   } else {
     SP_ASSIGN_OR_RETURN(const Linear qkv, weights.matrix(at + "in_proj_qkv.weight", channels, H));
     p.qkv = {qkv};

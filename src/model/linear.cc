@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include <oneapi/dnnl/dnnl.h>
@@ -24,8 +25,8 @@ namespace {
 // Outputs of one task of the invariant kernels: enough work to outweigh handing it out, few enough
 // that a layer of 384 outputs still feeds several threads.
 constexpr std::int64_t kDotOutputs = 64;
-static_assert(kDotOutputs <= tile_kernel::kMaxOutputs);
-// Rows of one task of the matrix unit: of 1024 columns they pack to 1.5 MB, which the tasks of one
+static_assert(kDotOutputs % tile_kernel::kBlock == 0);
+// Rows of one task of the matrix unit: of 1024 columns they pack to 1 MB, which the tasks of one
 // layer pass over while it lies in a core's second-level cache.
 constexpr std::int64_t kTileTaskRows = 256;
 static_assert(kTileTaskRows % tile_kernel::kGroup == 0);
@@ -95,14 +96,39 @@ void gemm(const LinearJob& job, std::int64_t out_begin, std::int64_t n_out, std:
 
 }  // namespace
 
+Linear Linear::in_tiles(ThreadPool& threads) const {
+  if (dtype_ != DType::kBF16 || !tile_kernel::available() || n_out_ == 0 || n_in_ == 0) {
+    return *this;
+  }
+  const std::align_val_t line{AlignedBytes::kAlign};
+  auto* const tiles = static_cast<std::byte*>(::operator new(
+      static_cast<std::size_t>(tile_kernel::weight_bytes(n_out_, n_in_)), line, std::nothrow));
+  if (tiles == nullptr) return *this;  // tasks then copy what they need, every time
+  Linear out = *this;
+  out.tiles_ = {tiles, [line](std::byte* memory) { ::operator delete(memory, line); }};
+  const std::int64_t n_blocks = (n_out_ + tile_kernel::kBlock - 1) / tile_kernel::kBlock;
+  threads.parallel_for(n_blocks, [&](std::int64_t i, int) {
+    const std::int64_t begin = i * tile_kernel::kBlock;
+    const std::int64_t n = std::min(tile_kernel::kBlock, n_out_ - begin);
+    std::array<const std::byte*, tile_kernel::kBlock> w;
+    for (std::int64_t o = 0; o < n; ++o) w[static_cast<std::size_t>(o)] = row(begin + o);
+    tile_kernel::pack_weights(w.data(), n, n_in_, tiles + tile_kernel::weight_bytes(begin, n_in_));
+  });
+  return out;
+}
+
 Linear Linear::rows(std::int64_t begin, std::int64_t n) const {
   SP_CHECK(!order_ && begin >= 0 && n >= 0 && begin + n <= n_out_, "rows of a matrix");
-  return {dtype_, row(begin), n, n_in_};
+  Linear out(dtype_, row(begin), n, n_in_);
+  if (tiles_ && begin % tile_kernel::kBlock == 0) {
+    out.tiles_ = {tiles_, tiles_.get() + tile_kernel::weight_bytes(begin, n_in_)};
+  }
+  return out;
 }
 
 Linear Linear::permuted(std::vector<std::int32_t> order) const {
   SP_CHECK(!order_, "permuted once");
-  Linear out = *this;
+  Linear out(dtype_, data_, n_out_, n_in_);
   out.n_out_ = static_cast<std::int64_t>(order.size());
   out.order_ = std::make_shared<const std::vector<std::int32_t>>(std::move(order));
   return out;
@@ -132,47 +158,62 @@ LinearRunner::Kernel LinearRunner::kernel_of(const LinearJob& job, GemmPath path
                                                                   : Kernel::kVector;
 }
 
-// Brings the rows of the jobs that need it into their kernel's order, once for jobs that follow one
-// another with the same input.
-void LinearRunner::pack_inputs(std::span<const LinearJob> jobs, GemmPath path) {
-  struct Piece {
-    const LinearJob* job;
-    Kernel kernel;
-    std::int64_t row, n_rows, at;
-  };
-  std::vector<Piece> pieces;
-  std::int64_t n_floats = 0;
+// Where the packed rows of every job lie: once for jobs that follow one another with the same
+// input.
+void LinearRunner::place_inputs(std::span<const LinearJob> jobs, GemmPath path) {
+  inputs_.clear();
   packed_at_.resize(jobs.size());
-  const LinearJob* last = nullptr;
+  std::int64_t n_bytes = 0;
   for (std::size_t j = 0; j < jobs.size(); ++j) {
     const LinearJob& job = jobs[j];
     const Kernel kernel = kernel_of(job, path);
     if (kernel == Kernel::kLibrary) continue;
-    if (last != nullptr && same_input(*last, job)) {
-      packed_at_[j] = packed_at_[static_cast<std::size_t>(last - jobs.data())];
+    if (!inputs_.empty() && same_input(*inputs_.back().job, job)) {
+      packed_at_[j] = inputs_.back().at;
       continue;
     }
-    const std::int64_t K = job.w->n_in();
-    const bool tiles = kernel == Kernel::kTiles;
-    const std::int64_t step = tiles ? tile_kernel::kGroup : 1;
-    packed_at_[j] = n_floats;
-    for (std::int64_t r = 0; r < job.n_rows; r += step) {
-      pieces.push_back({&job, kernel, r, std::min(step, job.n_rows - r), n_floats});
-      n_floats += tiles ? tile_kernel::packed_floats(K) : packed_width(K);
-    }
-    n_floats = (n_floats + 15) / 16 * 16;  // tiles want whole cache lines
-    last = &job;
+    const std::int64_t K = job.w->n_in(), n = job.n_rows;
+    inputs_.push_back({&job, kernel, n_bytes});
+    packed_at_[j] = n_bytes;
+    n_bytes +=
+        kernel == Kernel::kTiles
+            ? (n + tile_kernel::kGroup - 1) / tile_kernel::kGroup * tile_kernel::group_bytes(K)
+            : (n * packed_width(K) * std::int64_t{sizeof(float)} + 63) / 64 * 64;
   }
-  float* packed = floats(packed_, n_floats);
-  threads_.parallel_for(std::ssize(pieces), [&](std::int64_t i, int) {
-    const Piece& p = pieces[static_cast<std::size_t>(i)];
-    const LinearJob& job = *p.job;
-    const float* x = job.x + p.row * job.x_stride;
-    if (p.kernel == Kernel::kTiles) {
-      tile_kernel::pack_rows(x, job.x_stride, p.n_rows, job.w->n_in(), packed + p.at);
-    } else {
-      pack_row(job.w->dtype(), x, job.w->n_in(), packed + p.at);
-    }
+  packed_.grow(static_cast<std::size_t>(n_bytes));
+}
+
+void LinearRunner::pack_row_of(const Input& input, std::int64_t r) const {
+  const LinearJob& job = *input.job;
+  const std::int64_t K = job.w->n_in();
+  const float* x = job.x + r * job.x_stride;
+  std::byte* to = packed_.data() + input.at;
+  if (input.kernel == Kernel::kTiles) {
+    tile_kernel::pack_row(x, K, r % tile_kernel::kGroup,
+                          to + r / tile_kernel::kGroup * tile_kernel::group_bytes(K));
+  } else {
+    pack_row(job.w->dtype(), x, K, reinterpret_cast<float*>(to) + r * packed_width(K));
+  }
+}
+
+// Brings rows into their kernel's order.
+void LinearRunner::pack_inputs(std::span<const LinearJob> jobs, GemmPath path,
+                               const RowMaker& make) {
+  place_inputs(jobs, path);
+  if (make) {
+    threads_.parallel_for(jobs[0].n_rows, [&](std::int64_t r, int) {
+      make(r);
+      for (const Input& input : inputs_) pack_row_of(input, r);
+    });
+    return;
+  }
+  std::vector<std::pair<const Input*, std::int64_t>> rows;
+  for (const Input& input : inputs_) {
+    for (std::int64_t r = 0; r < input.job->n_rows; ++r) rows.emplace_back(&input, r);
+  }
+  threads_.parallel_for(std::ssize(rows), [&](std::int64_t i, int) {
+    const auto& [input, r] = rows[static_cast<std::size_t>(i)];
+    pack_row_of(*input, r);
   });
 }
 
@@ -201,10 +242,9 @@ void LinearRunner::make_tasks(std::span<const LinearJob> jobs, GemmPath path) {
   }
 }
 
-void LinearRunner::run(std::span<const LinearJob> jobs, GemmPath path) {
-  pack_inputs(jobs, path);
+void LinearRunner::run(std::span<const LinearJob> jobs, GemmPath path, const RowMaker& make) {
+  pack_inputs(jobs, path, make);
   make_tasks(jobs, path);
-  const auto* packed = reinterpret_cast<const float*>(packed_.data());
   threads_.parallel_for(std::ssize(tasks_), [&](std::int64_t i, int worker) {
     const Task& task = tasks_[static_cast<std::size_t>(i)];
     const LinearJob& job = jobs[task.job];
@@ -213,20 +253,28 @@ void LinearRunner::run(std::span<const LinearJob> jobs, GemmPath path) {
       gemm(job, task.out_begin, task.n_out, task.row_begin, task.n_rows, scratch);
       return;
     }
+    const std::int64_t K = job.w->n_in();
+    const std::byte* x = packed_.data() + packed_at_[task.job];
+    float* y = job.y + task.row_begin * job.y_stride + task.out_begin;
+    if (task.kernel == Kernel::kTiles && job.w->tiles() != nullptr) {
+      tile_kernel::dot_rows(x + task.row_begin / tile_kernel::kGroup * tile_kernel::group_bytes(K),
+                            task.n_rows,
+                            job.w->tiles() + tile_kernel::weight_bytes(task.out_begin, K),
+                            task.n_out, K, y, job.y_stride);
+      return;
+    }
     std::array<const std::byte*, kDotOutputs> w;
     for (std::int64_t o = 0; o < task.n_out; ++o) {
       w[static_cast<std::size_t>(o)] = job.w->row(task.out_begin + o);
     }
-    const std::int64_t K = job.w->n_in();
-    const float* x = packed + packed_at_[task.job];
-    float* y = job.y + task.row_begin * job.y_stride + task.out_begin;
     if (task.kernel == Kernel::kTiles) {
-      tile_kernel::dot_rows(
-          x + task.row_begin / tile_kernel::kGroup * tile_kernel::packed_floats(K), task.n_rows,
-          w.data(), task.n_out, K, y, job.y_stride,
-          floats(scratch, tile_kernel::scratch_floats(K)));
+      scratch.grow(static_cast<std::size_t>(tile_kernel::weight_bytes(task.n_out, K)));
+      tile_kernel::pack_weights(w.data(), task.n_out, K, scratch.data());
+      tile_kernel::dot_rows(x + task.row_begin / tile_kernel::kGroup * tile_kernel::group_bytes(K),
+                            task.n_rows, scratch.data(), task.n_out, K, y, job.y_stride);
     } else {
-      dot_rows(job.w->dtype(), x, task.n_rows, w.data(), task.n_out, K, y, job.y_stride);
+      dot_rows(job.w->dtype(), reinterpret_cast<const float*>(x), task.n_rows, w.data(), task.n_out,
+               K, y, job.y_stride);
     }
   });
 }

@@ -1,8 +1,10 @@
-// Linear layers over weights as the checkpoint stores them: Y = X W^T, W [n_out, n_in] bf16, f16 or
-// f32, X and Y f32 rows. No widened copy of a weight is kept.
+// Linear layers: Y = X W^T, W [n_out, n_in] bf16, f16 or f32 as the checkpoint stores it, X and Y
+// f32 rows. No widened copy of a weight is kept; for the matrix unit weights may be copied into its
+// order.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,6 +23,9 @@ class Linear {
   Linear(DType dtype, const std::byte* data, std::int64_t n_out, std::int64_t n_in)
       : dtype_(dtype), data_(data), n_out_(n_out), n_in_(n_in) {}
 
+  /// The same matrix with a copy of its weights in the order of the matrix unit, which rows() of it
+  /// share. Without a unit, without memory, and of other dtypes: the same matrix.
+  Linear in_tiles(ThreadPool& threads) const;
   /// Rows [begin, begin + n) as a matrix of their own; not of a permuted matrix.
   Linear rows(std::int64_t begin, std::int64_t n) const;
   /// Row i of the result is row order[i] of this matrix: a change of order without moving weights.
@@ -33,6 +38,8 @@ class Linear {
     const std::int64_t stored = order_ ? (*order_)[static_cast<std::size_t>(i)] : i;
     return data_ + stored * n_in_ * static_cast<std::int64_t>(dtype_bytes(dtype_));
   }
+  /// Blocks of weights in the order of the matrix unit (tile_kernel.hpp), or null.
+  const std::byte* tiles() const { return tiles_.get(); }
   /// Row i from column `begin` on, widened: out[n].
   void widen(std::int64_t i, std::int64_t begin, std::int64_t n, float* out) const;
 
@@ -41,6 +48,7 @@ class Linear {
   const std::byte* data_ = nullptr;
   std::int64_t n_out_ = 0, n_in_ = 0;
   std::shared_ptr<const std::vector<std::int32_t>> order_;
+  std::shared_ptr<const std::byte> tiles_;
 };
 
 /// y[r] = W x[r] for n_rows rows at their strides (floats).
@@ -52,6 +60,9 @@ struct LinearJob {
   float* y = nullptr;
   std::int64_t y_stride = 0;
 };
+
+/// Writes row r of x.
+using RowMaker = std::function<void(std::int64_t r)>;
 
 /// Which arithmetic a forward pass uses.
 enum class GemmPath : std::uint8_t {
@@ -74,25 +85,35 @@ class LinearRunner {
 
   explicit LinearRunner(ThreadPool& threads, TileUse tiles = TileUse::kWhereAvailable);
   /// All jobs, which must not depend on one another, as one parallel loop. Results do not depend on
-  /// the number of threads.
-  void run(std::span<const LinearJob> jobs, GemmPath path);
+  /// the number of threads. `make`, where given, is called once for every row, by several threads
+  /// at a time and before the row is read: what a row takes to make is then done by the thread that
+  /// converts it, while it is in its cache. All jobs have the same number of rows then.
+  void run(std::span<const LinearJob> jobs, GemmPath path, const RowMaker& make = {});
 
  private:
   enum class Kernel : std::uint8_t { kVector, kTiles, kLibrary };
+  struct Input {
+    const LinearJob* job;
+    Kernel kernel;
+    std::int64_t at;  // bytes into packed_
+  };
   struct Task {
     std::size_t job;
     std::int64_t out_begin, n_out, row_begin, n_rows;
     Kernel kernel;
   };
   Kernel kernel_of(const LinearJob& job, GemmPath path) const;
-  void pack_inputs(std::span<const LinearJob> jobs, GemmPath path);
+  void place_inputs(std::span<const LinearJob> jobs, GemmPath path);
+  void pack_row_of(const Input& input, std::int64_t r) const;
+  void pack_inputs(std::span<const LinearJob> jobs, GemmPath path, const RowMaker& make);
   void make_tasks(std::span<const LinearJob> jobs, GemmPath path);
 
   ThreadPool& threads_;
   bool tiles_;
   std::vector<Task> tasks_;
-  AlignedBytes packed_;                  ///< f32 or tiles
-  std::vector<std::int64_t> packed_at_;  ///< of each job, floats into packed_
+  std::vector<Input> inputs_;            ///< that are packed
+  AlignedBytes packed_;                  ///< rows of f32 or groups of the matrix unit
+  std::vector<std::int64_t> packed_at_;  ///< of each job, bytes into packed_
   std::vector<AlignedBytes> scratch_;    ///< of each worker
 };
 

@@ -39,8 +39,8 @@ class Mla final : public Mixer {
         width_(p_.rank + p_.rope),
         scale_(1.0F / std::sqrt(static_cast<float>(q_dim_))) {}
 
-  void prefill(const Pass& pass, const Segment& segment, const float* x, float* y) override;
-  Status decode(const Pass& pass, const Batch& batch, const float* x, float* y) override;
+  void prefill(const Pass& pass, const Segment& segment, const BlockInput& in, float* y) override;
+  Status decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) override;
 
  private:
   struct Rows {
@@ -48,7 +48,7 @@ class Mla final : public Mixer {
     float* a;  ///< [n, rank + rope]
     float* o;  ///< [n, heads, v_dim]
   };
-  Rows project(const Pass& pass, const float* x) const;
+  Rows project(const Pass& pass, const BlockInput& in) const;
   void place(const Rows& rows, std::int64_t r, const PagedKvCache& kv, std::int64_t position) const;
   void finish(const Pass& pass, const Rows& rows, float* y) const;
 
@@ -58,15 +58,15 @@ class Mla final : public Mixer {
   float scale_;
 };
 
-Mla::Rows Mla::project(const Pass& pass, const float* x) const {
+Mla::Rows Mla::project(const Pass& pass, const BlockInput& in) const {
   const std::int64_t n = pass.n_rows, H = p_.q.n_in();
   Rows rows;
   rows.q = pass.scratch.take(n * p_.n_heads * q_dim_);
   rows.a = pass.scratch.take(n * width_);
   rows.o = pass.scratch.take(n * p_.n_heads * p_.v_dim);
-  const LinearJob jobs[] = {{&p_.q, x, H, n, rows.q, p_.n_heads * q_dim_},
-                            {&p_.kv_a, x, H, n, rows.a, width_}};
-  pass.linear.run(jobs, pass.path);
+  const LinearJob jobs[] = {{&p_.q, in.x, H, n, rows.q, p_.n_heads * q_dim_},
+                            {&p_.kv_a, in.x, H, n, rows.a, width_}};
+  pass.linear.run(jobs, pass.path, in.make);
   pass.clock.lap(Part::kProjections);
   return rows;
 }
@@ -87,9 +87,9 @@ void Mla::finish(const Pass& pass, const Rows& rows, float* y) const {
   pass.clock.lap(Part::kProjections);
 }
 
-void Mla::prefill(const Pass& pass, const Segment& segment, const float* x, float* y) {
+void Mla::prefill(const Pass& pass, const Segment& segment, const BlockInput& in, float* y) {
   const Scratch::Mark mark(pass.scratch);
-  const Rows rows = project(pass, x);
+  const Rows rows = project(pass, in);
   pass.threads.parallel_for(
       pass.n_rows, [&](std::int64_t r, int) { place(rows, r, segment.kv, segment.position + r); });
 
@@ -136,10 +136,10 @@ void Mla::prefill(const Pass& pass, const Segment& segment, const float* x, floa
   finish(pass, rows, y);
 }
 
-Status Mla::decode(const Pass& pass, const Batch& batch, const float* x, float* y) {
+Status Mla::decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t n = pass.n_rows, heads = p_.n_heads;
-  const Rows rows = project(pass, x);
+  const Rows rows = project(pass, in);
   // [q' | q_r] of every head, and the attended latents.
   float* q = pass.scratch.take(n * heads * width_);
   float* latent = pass.scratch.take(n * heads * p_.rank);
@@ -218,7 +218,7 @@ Result<std::unique_ptr<Mixer>> load_mla(Weights& weights, const ModelConfig& con
         std::memcpy(to + (c * p.nope + i) * size, from + c * size, static_cast<std::size_t>(size));
       }
     }
-    p.uk_t.emplace_back(p.kv_b.dtype(), to, p.rank, p.nope);
+    p.uk_t.push_back(weights.for_products(Linear(p.kv_b.dtype(), to, p.rank, p.nope)));
     p.uv.push_back(p.kv_b.rows(h * expanded + p.nope, p.v_dim));
   }
   return std::unique_ptr<Mixer>(new Mla(std::move(p), attention_layer));

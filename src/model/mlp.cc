@@ -11,17 +11,16 @@ class DenseMlp final : public FeedForward {
  public:
   explicit DenseMlp(Mlp mlp) : mlp_(std::move(mlp)) {}
 
-  void run(const Pass& pass, const float* x, float* y) override {
+  void run(const Pass& pass, const BlockInput& in, float* y) override {
     const Scratch::Mark mark(pass.scratch);
     const std::int64_t n = pass.n_rows, H = mlp_.gate.n_in(), I = mlp_.gate.n_out();
     float* gate = pass.scratch.take(n * I);
     float* up = pass.scratch.take(n * I);
-    const LinearJob jobs[] = {{&mlp_.gate, x, H, n, gate, I}, {&mlp_.up, x, H, n, up, I}};
-    pass.linear.run(jobs, pass.path);
-    pass.threads.parallel_for(
-        n, [&](std::int64_t r, int) { silu_times(gate + r * I, up + r * I, I); });
+    const LinearJob jobs[] = {{&mlp_.gate, in.x, H, n, gate, I}, {&mlp_.up, in.x, H, n, up, I}};
+    pass.linear.run(jobs, pass.path, in.make);
     const LinearJob down{&mlp_.down, gate, I, n, y, H};
-    pass.linear.run({&down, 1}, pass.path);
+    pass.linear.run({&down, 1}, pass.path,
+                    [&](std::int64_t r) { silu_times(gate + r * I, up + r * I, I); });
   }
 
  private:

@@ -73,11 +73,12 @@ class CpuModel final : public Model {
   Pass pass(GemmPath path, std::int64_t n_rows) {
     return {threads_, linear_, scratch_, rope_, clock_, path, static_cast<int>(n_rows)};
   }
-  /// Runs all layers: `mix(layer, x, y)` calls the mixer its way. h [n_rows, hidden] is updated.
+  /// Runs all layers: `mix(mixer, input, result)` calls the mixer its way. h [n_rows, hidden] is
+  /// updated but for the last sum, h + y, which is the head's.
   template <class Mix>
-  Status run_layers(const Pass& pass, float* h, Mix mix);
-  /// logits [n, vocab] of n rows of h.
-  void head(const Pass& pass, const float* h, std::int64_t n, float* logits);
+  Status run_layers(const Pass& pass, float* h, float* y, Mix mix);
+  /// logits [n, vocab] of n rows of h + y.
+  void head(const Pass& pass, const float* h, const float* y, std::int64_t n, float* logits);
 
   ModelConfig config_;
   Weights weights_;
@@ -109,9 +110,10 @@ Status CpuModel::load() {
   const std::string& prefix = config_.tensor_prefix;
   const bool zero_centred = config_.family != ModelFamily::kKimiLinear;
   SP_ASSIGN_OR_RETURN(
-      embedding_, weights_.matrix(prefix + "embed_tokens.weight", config_.vocab, config_.hidden));
-  head_ = embedding_;
-  if (!config_.tied_head) {
+      embedding_, weights_.table(prefix + "embed_tokens.weight", config_.vocab, config_.hidden));
+  if (config_.tied_head) {
+    head_ = weights_.for_products(embedding_);
+  } else {
     SP_ASSIGN_OR_RETURN(head_, weights_.matrix("lm_head.weight", config_.vocab, config_.hidden));
   }
   SP_ASSIGN_OR_RETURN(final_norm_,
@@ -157,40 +159,39 @@ Result<Layer> CpuModel::load_layer(std::size_t i) {
 
 // h += Mixer(N1(h)); h += FFN(N2(h)), layer by layer (docs/models.md 4).
 template <class Mix>
-Status CpuModel::run_layers(const Pass& pass, float* h, Mix mix) {
-  const std::int64_t H = config_.hidden, n = pass.n_rows;
+Status CpuModel::run_layers(const Pass& pass, float* h, float* y, Mix mix) {
+  const std::int64_t H = config_.hidden;
   const Scratch::Mark mark(scratch_);
-  float* x = scratch_.take(n * H);
-  float* y = scratch_.take(n * H);
-  const auto normalise = [&](const std::vector<float>& scale, bool add_y) {
-    threads_.parallel_for(n, [&](std::int64_t r, int) {
+  float* x = scratch_.take(pass.n_rows * H);
+  const auto normed = [&](const std::vector<float>& scale, bool add_y) -> RowMaker {
+    return [=, this, s = scale.data()](std::int64_t r) {
       if (add_y) add(h + r * H, y + r * H, H);
-      rms_norm(h + r * H, scale.data(), H, config_.rms_norm_eps, x + r * H);
-    });
-    clock_.lap(Part::kNorms);
+      rms_norm(h + r * H, s, H, config_.rms_norm_eps, x + r * H);
+    };
   };
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
-    normalise(layer.mixer_norm, i > 0);
-    SP_RETURN_IF_ERROR(mix(*layer.mixer, x, y));
-    normalise(layer.ffn_norm, true);
-    layer.ffn->run(pass, x, y);
+    const RowMaker mixer_input = normed(layer.mixer_norm, i > 0);
+    SP_RETURN_IF_ERROR(mix(*layer.mixer, BlockInput{x, mixer_input}, y));
+    const RowMaker ffn_input = normed(layer.ffn_norm, true);
+    layer.ffn->run(pass, {x, ffn_input}, y);
     clock_.lap(Part::kFeedForward);
   }
-  threads_.parallel_for(n, [&](std::int64_t r, int) { add(h + r * H, y + r * H, H); });
-  clock_.lap(Part::kNorms);
   return {};
 }
 
-void CpuModel::head(const Pass& pass, const float* h, std::int64_t n, float* logits) {
+void CpuModel::head(const Pass& pass, const float* h, const float* y, std::int64_t n,
+                    float* logits) {
   const std::int64_t H = config_.hidden;
   const Scratch::Mark mark(scratch_);
   float* x = scratch_.take(n * H);
-  threads_.parallel_for(n, [&](std::int64_t r, int) {
-    rms_norm(h + r * H, final_norm_.data(), H, config_.rms_norm_eps, x + r * H);
-  });
   const LinearJob job{&head_, x, H, n, logits, config_.vocab};
-  linear_.run({&job, 1}, pass.path);
+  linear_.run({&job, 1}, pass.path, [&](std::int64_t r) {
+    float* row = x + r * H;
+    std::copy_n(h + r * H, H, row);
+    add(row, y + r * H, H);
+    rms_norm(row, final_norm_.data(), H, config_.rms_norm_eps, row);
+  });
   clock_.lap(Part::kHead);
 }
 
@@ -243,13 +244,14 @@ Status CpuModel::prefill(std::span<const std::int32_t> tokens, std::int64_t posi
     const Scratch::Mark mark(scratch_);
     const Pass p = pass(GemmPath::kPrefill, n);
     float* h = scratch_.take(n * H);
+    float* y = scratch_.take(n * H);
     const Segment segment{position + begin, state, *cache, observer, h};
     for (std::int64_t i = 0; i < n; ++i) {
       embedding_.widen(tokens[static_cast<std::size_t>(begin + i)], 0, H, h + i * H);
     }
     clock_.lap(Part::kEmbedding);
-    SP_RETURN_IF_ERROR(run_layers(p, h, [&](Mixer& mixer, const float* x, float* y) {
-      mixer.prefill(p, segment, x, y);
+    SP_RETURN_IF_ERROR(run_layers(p, h, y, [&](Mixer& mixer, const BlockInput& in, float* out) {
+      mixer.prefill(p, segment, in, out);
       return Status();
     }));
     cache->set_n_tokens(position + begin + n);
@@ -257,7 +259,8 @@ Status CpuModel::prefill(std::span<const std::int32_t> tokens, std::int64_t posi
     const std::int64_t first_logit = n_tokens - n_logits;  // in this call's tokens
     const std::int64_t skip = std::max<std::int64_t>(first_logit - begin, 0);
     if (skip < n) {
-      head(p, h + skip * H, n - skip, logits + (begin + skip - first_logit) * config_.vocab);
+      head(p, h + skip * H, y + skip * H, n - skip,
+           logits + (begin + skip - first_logit) * config_.vocab);
     }
   }
   return {};
@@ -358,16 +361,18 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   const Pass p = pass(GemmPath::kInvariant, n_rows);
   const Batch batch{groups, slots, positions, caches, conv};
   float* h = scratch_.take(n_rows * H);
+  float* y = scratch_.take(n_rows * H);
   for (std::size_t i = 0; i < n; ++i) {
     embedding_.widen(tokens[i], 0, H, h + static_cast<std::int64_t>(i) * H);
   }
   clock_.lap(Part::kEmbedding);
-  SP_RETURN_IF_ERROR(run_layers(
-      p, h, [&](Mixer& mixer, const float* x, float* y) { return mixer.decode(p, batch, x, y); }));
+  SP_RETURN_IF_ERROR(run_layers(p, h, y, [&](Mixer& mixer, const BlockInput& in, float* out) {
+    return mixer.decode(p, batch, in, out);
+  }));
   for_each_copy(
       [](StatePool& pool, std::int64_t slot, const float* copy) { pool.store_conv(slot, copy); });
   for (std::size_t i = 0; i < n; ++i) caches[i]->set_n_tokens(positions[i] + 1);
-  head(p, h, n_rows, logits);
+  head(p, h, y, n_rows, logits);
   for (std::size_t i = 0; i < n; ++i) {
     if (!pools[i]->quarantined(slots[i])) continue;
     std::fill_n(logits + static_cast<std::int64_t>(i) * config_.vocab, config_.vocab,

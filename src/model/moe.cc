@@ -20,7 +20,7 @@ class Moe final : public FeedForward {
     Linear shared_gate;  ///< n_out 0: the shared expert counts in full
   };
   explicit Moe(Parts parts) : p_(std::move(parts)) {}
-  void run(const Pass& pass, const float* x, float* y) override;
+  void run(const Pass& pass, const BlockInput& block, float* y) override;
 
  private:
   Parts p_;
@@ -28,17 +28,18 @@ class Moe final : public FeedForward {
 
 // Rows of one expert lie together; every row then adds up its experts in the order of their
 // numbers, so that its sum does not depend on which rows share them.
-void Moe::run(const Pass& pass, const float* x, float* y) {
+void Moe::run(const Pass& pass, const BlockInput& block, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t n = pass.n_rows, H = p_.gate.n_in(), E = p_.router.n_experts;
   const std::int64_t k = p_.router.top_k, F = p_.experts[0].gate.n_out();
   const std::int64_t F_shared = p_.shared.gate.n_out();
 
+  const float* const x = block.x;
   float* logits = pass.scratch.take(n * E);
   float* shared_gate = pass.scratch.take(n);
   std::vector<LinearJob> jobs{{&p_.gate, x, H, n, logits, E}};
   if (p_.shared_gate.n_out() > 0) jobs.push_back({&p_.shared_gate, x, H, n, shared_gate, 1});
-  pass.linear.run(jobs, pass.path);
+  pass.linear.run(jobs, pass.path, block.make);
   std::vector<Router::Choice> chosen(static_cast<std::size_t>(n * k));
   pass.threads.parallel_for(n, [&](std::int64_t r, int) {
     p_.router.choose(logits + r * E, std::span(chosen).subspan(static_cast<std::size_t>(r * k),

@@ -12,18 +12,16 @@ namespace statepack {
 /// The parts of a pass, told apart by what limits them.
 enum class Part : std::uint8_t {
   kEmbedding,    ///< checks of the call, and the embedding's rows
-  kNorms,        ///< of layers and heads, with the residual sums
-  kProjections,  ///< linear layers of the token mixers
+  kProjections,  ///< linear layers of the token mixers, the norms before them, residual sums
   kConvolution,  ///< short convolution, head norms of q and k, decay and beta
   kState,        ///< step and flush of the recurrent state (of a prompt: its chunks)
   kAttention,    ///< scores, softmax and values; rotation, cache row, MLA's inner products
-  kFeedForward,  ///< MLP or experts, routing included
+  kFeedForward,  ///< MLP or experts, routing, norm and residual sum included
   kHead,         ///< final norm and logits
 };
-inline constexpr std::size_t kNParts = 8;
+inline constexpr std::size_t kNParts = 7;
 inline constexpr std::array<std::string_view, kNParts> kPartNames = {
-    "embedding", "norms",     "projections",  "convolution",
-    "state",     "attention", "feed-forward", "head"};
+    "embedding", "projections", "convolution", "state", "attention", "feed-forward", "head"};
 
 /// Nanoseconds by part.
 using PartTimes = std::array<std::int64_t, kNParts>;

@@ -3,15 +3,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
+
+#include "base/aligned.hpp"
 
 namespace statepack {
 
 /// Uninitialised floats. Grows to the largest pass seen and stays there.
 class Scratch {
  public:
-  /// n floats, 64-byte aligned relative to one another, valid until the Mark around them ends.
+  /// n floats on cache lines of their own, valid until the Mark around them ends.
   float* take(std::int64_t n) {
     n = (n + 15) / 16 * 16;
     while (at_ < chunks_.size() && used_ + n > chunks_[at_].n) {
@@ -20,11 +21,11 @@ class Scratch {
     }
     if (at_ == chunks_.size()) {
       const std::int64_t size = std::max(n, kMinChunk);
-      chunks_.push_back(
-          {std::unique_ptr<float[]>(new float[static_cast<std::size_t>(size)]), size});
+      chunks_.push_back({{}, size});
+      chunks_.back().memory.grow(static_cast<std::size_t>(size) * sizeof(float));
       used_ = 0;
     }
-    float* out = chunks_[at_].data.get() + used_;
+    float* out = reinterpret_cast<float*>(chunks_[at_].memory.data()) + used_;
     used_ += n;
     return out;
   }
@@ -49,7 +50,7 @@ class Scratch {
  private:
   static constexpr std::int64_t kMinChunk = std::int64_t{1} << 20;
   struct Chunk {
-    std::unique_ptr<float[]> data;
+    AlignedBytes memory;
     std::int64_t n;
   };
   std::vector<Chunk> chunks_;

@@ -12,18 +12,22 @@
 #include <algorithm>
 #include <cstring>
 
-#define SP_TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl")))
+#define SP_TILES \
+  __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 
 namespace statepack::tile_kernel {
 namespace {
 
-constexpr std::int64_t kPlanes = 3;        // bf16 numbers of one f32
-constexpr std::int64_t kTileColumns = 32;  // bf16 values of k in one row of a tile
-constexpr std::int64_t kTileFloats = 256;  // a tile is 16 rows of 64 bytes
-constexpr std::int64_t kTileOutputs = 16;
-constexpr std::int64_t kManyRows = 64;
+constexpr std::int64_t kPieces = 2;        // bf16 numbers of one f32
+constexpr std::int64_t kStepValues = 32;   // bf16 values of k in one row of a tile
+constexpr std::int64_t kTileBytes = 1024;  // a tile is 16 rows of 64 bytes
+constexpr std::int64_t kLine = 64;
+// Steps after which sums are put down: weights of two blocks (32 KiB) then stay in the first-level
+// cache while all rows pass over them.
+constexpr std::int64_t kMaxSteps = 16;
 
-std::int64_t n_steps(std::int64_t K) { return (K + kTileColumns - 1) / kTileColumns; }
+std::int64_t n_steps(std::int64_t K) { return (K + kStepValues - 1) / kStepValues; }
+std::int64_t block_bytes(std::int64_t K) { return n_steps(K) * kTileBytes; }
 
 bool has_unit() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -31,7 +35,8 @@ bool has_unit() {
   constexpr unsigned kAmxBf16 = 1U << 22, kAmxTile = 1U << 24;
   if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl")) {
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512bf16")) {
     return false;
   }
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, of newer kernels
@@ -39,7 +44,6 @@ bool has_unit() {
 }
 
 typedef std::uint32_t Words __attribute__((vector_size(64)));
-typedef float Floats __attribute__((vector_size(64)));
 
 // Halves of every 128 bits of two vectors, zipped word by word.
 SP_TILES inline Words zip_low(Words x, Words y) {
@@ -79,81 +83,132 @@ SP_TILES inline Words odd_lanes(Words x, Words y) {
   }
 }
 
-// Tiles 0-3: sums [16 outputs][n_rows]; 4: weights [16 outputs][32]; 5-7: x [16 pairs][n_rows][2].
-SP_TILES void configure(std::int64_t n_rows) {
+// Some headers warn of their own uninitialised values where nothing is masked.
+constexpr __mmask16 kAll = 0xffff;
+
+// The bf16 number next to the largest f32 would be infinite: the largest bf16 is taken instead.
+// What is left of an infinite or undefined x is so, too.
+SP_TILES inline __m512 limited(__m512 x) {
+  const __m512 top = _mm512_set1_ps(0x1.fep127F), bottom = _mm512_set1_ps(-0x1.fep127F);
+  return _mm512_maskz_max_ps(kAll, _mm512_maskz_min_ps(kAll, x, top), bottom);
+}
+SP_TILES inline __m512 widened(__m256i halves) {
+  const __m512i low = _mm512_maskz_cvtepu16_epi32(kAll, halves);
+  return reinterpret_cast<__m512>(_mm512_maskz_slli_epi32(kAll, low, 16));
+}
+
+// Tiles 0-3: sums [rows of a group][16 outputs] of two groups times two blocks; 4 and 5: weights of
+// the blocks [16 pairs of k][16 outputs][2]; 6 and 7: x of the groups [rows][32 of k].
+SP_TILES void configure(std::int64_t n_first, std::int64_t n_second) {
   struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {};
     std::uint8_t n_rows[16] = {};
   } config;
+  const std::int64_t n_rows[8] = {n_first, n_first, n_second, n_second, 16, 16, n_first, n_second};
   for (int t = 0; t < 8; ++t) {
-    config.row_bytes[t] = static_cast<std::uint16_t>(t == 4 ? 64 : 4 * n_rows);
-    config.n_rows[t] = 16;
+    config.row_bytes[t] = n_rows[t] == 0 ? 0 : 64;
+    config.n_rows[t] = static_cast<std::uint8_t>(n_rows[t]);
   }
   _tile_loadconfig(&config);
 }
 
-// Up to four tiles of outputs against one group of rows. Tile t of outputs starts at w[t], its rows
-// w_stride[t] bytes apart.
-SP_TILES void multiply(const float* x, std::int64_t n_rows, const std::byte* const (&w)[4],
-                       const std::int64_t (&w_stride)[4], std::int64_t n_tiles, std::int64_t steps,
-                       float* sums) {
-  const std::int64_t x_stride = 4 * n_rows;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (std::int64_t s = 0; s < steps; ++s, x += kPlanes * kTileFloats) {
-    _tile_loadd(5, x, x_stride);
-    _tile_loadd(6, x + kTileFloats, x_stride);
-    _tile_loadd(7, x + 2 * kTileFloats, x_stride);
-    _tile_loadd(4, w[0] + s * 64, w_stride[0]);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(0, 4, 7);
-    if (n_tiles == 1) continue;
-    _tile_loadd(4, w[1] + s * 64, w_stride[1]);
-    _tile_dpbf16ps(1, 4, 5);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (n_tiles == 2) continue;
-    _tile_loadd(4, w[2] + s * 64, w_stride[2]);
-    _tile_dpbf16ps(2, 4, 5);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(2, 4, 7);
-    if (n_tiles == 3) continue;
-    _tile_loadd(4, w[3] + s * 64, w_stride[3]);
-    _tile_dpbf16ps(3, 4, 5);
-    _tile_dpbf16ps(3, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
-  }
-  _tile_stored(0, sums, x_stride);
-  _tile_stored(1, sums + kTileFloats, x_stride);
-  _tile_stored(2, sums + 2 * kTileFloats, x_stride);
-  _tile_stored(3, sums + 3 * kTileFloats, x_stride);
-}
+/// One group or two of rows against one block or two of weights, a stretch of steps long.
+struct Product {
+  const std::byte* x[2];  // of the groups
+  const std::byte* w[2];  // of the blocks
+  std::int64_t steps;
+  float* y[2];  // of the groups
+  std::int64_t y_stride;
+  bool add;                // to what y holds
+  const std::byte* ahead;  // what to ask memory for, `ahead_lines` cache lines a step
+  std::int64_t ahead_lines;
+};
 
-[[gnu::always_inline]] SP_TILES inline void write_rows(const float* sums, std::int64_t n_rows,
-                                                       std::int64_t n_out, float* y,
-                                                       std::int64_t y_stride) {
-  Words v[16];  // behind the rows of a narrow tile lies what nobody stores
-  for (std::int64_t o = 0; o < 16; ++o) std::memcpy(&v[o], sums + o * n_rows, sizeof v[o]);
-  transpose(v);
-  const auto mask = static_cast<__mmask16>((1U << n_out) - 1U);
-  for (std::int64_t r = 0; r < n_rows; ++r) {
-    _mm512_mask_storeu_epi32(y + r * y_stride, mask, reinterpret_cast<__m512i>(v[r]));
-  }
-}
-
-// y[r][o] = sums[o][r] for n_rows rows and n_out outputs of one tile, sums [16][n_rows].
-SP_TILES void write_out(const float* sums, std::int64_t n_rows, std::int64_t n_out, float* y,
-                        std::int64_t y_stride) {
-  if (n_rows == 1) {
-    std::memcpy(y, sums, static_cast<std::size_t>(n_out) * sizeof(float));
-  } else if (n_rows == kGroup) {  // a known number of rows stays in registers
-    write_rows(sums, kGroup, n_out, y, y_stride);
+template <int groups, int blocks>
+SP_TILES void multiply(const Product& p) {
+  const auto stride = static_cast<std::size_t>(p.y_stride) * sizeof(float);
+  if (p.add) {
+    _tile_loadd(0, p.y[0], stride);
+    if constexpr (blocks == 2) _tile_loadd(1, p.y[0] + kBlock, stride);
+    if constexpr (groups == 2) {
+      _tile_loadd(2, p.y[1], stride);
+      if constexpr (blocks == 2) _tile_loadd(3, p.y[1] + kBlock, stride);
+    }
   } else {
-    write_rows(sums, n_rows, n_out, y, y_stride);
+    _tile_zero(0);
+    if constexpr (blocks == 2) _tile_zero(1);
+    if constexpr (groups == 2) {
+      _tile_zero(2);
+      if constexpr (blocks == 2) _tile_zero(3);
+    }
+  }
+  const std::byte* x0 = p.x[0];
+  const std::byte* x1 = p.x[1];
+  const std::byte* ahead = p.ahead;
+  for (std::int64_t s = 0; s < p.steps; ++s) {
+    _tile_loadd(4, p.w[0] + s * kTileBytes, kLine);
+    _tile_loadd(6, x0, kLine);
+    _tile_dpbf16ps(0, 6, 4);
+    if constexpr (blocks == 2) {
+      _tile_loadd(5, p.w[1] + s * kTileBytes, kLine);
+      _tile_dpbf16ps(1, 6, 5);
+    }
+    if constexpr (groups == 2) {
+      _tile_loadd(7, x1, kLine);
+      _tile_dpbf16ps(2, 7, 4);
+      if constexpr (blocks == 2) _tile_dpbf16ps(3, 7, 5);
+    }
+    _tile_loadd(6, x0 + kTileBytes, kLine);
+    _tile_dpbf16ps(0, 6, 4);
+    if constexpr (blocks == 2) _tile_dpbf16ps(1, 6, 5);
+    if constexpr (groups == 2) {
+      _tile_loadd(7, x1 + kTileBytes, kLine);
+      _tile_dpbf16ps(2, 7, 4);
+      if constexpr (blocks == 2) _tile_dpbf16ps(3, 7, 5);
+      x1 += kPieces * kTileBytes;
+    }
+    x0 += kPieces * kTileBytes;
+    for (std::int64_t i = 0; i < p.ahead_lines; ++i, ahead += kLine)
+      __builtin_prefetch(ahead, 0, 2);
+  }
+  _tile_stored(0, p.y[0], stride);
+  if constexpr (blocks == 2) _tile_stored(1, p.y[0] + kBlock, stride);
+  if constexpr (groups == 2) {
+    _tile_stored(2, p.y[1], stride);
+    if constexpr (blocks == 2) _tile_stored(3, p.y[1] + kBlock, stride);
+  }
+}
+
+// y = x w^T for all rows and one block or two, whose whole tiles y has room for. `ahead`: weights
+// that will be wanted next, or null.
+template <int blocks>
+SP_TILES void panel(const std::byte* groups, std::int64_t n_rows, const std::byte* w,
+                    std::int64_t K, float* y, std::int64_t y_stride, const std::byte* ahead) {
+  const std::int64_t steps = n_steps(K), group = group_bytes(K);
+  const std::int64_t n_pairs = (n_rows + 2 * kGroup - 1) / (2 * kGroup);
+  const std::int64_t lines = ahead == nullptr ? 0 : blocks * (kTileBytes / kLine);
+  for (std::int64_t s = 0; s < steps; s += kMaxSteps) {
+    Product p = {};
+    p.w[0] = w + s * kTileBytes;
+    p.w[1] = p.w[0] + block_bytes(K);
+    p.steps = std::min(kMaxSteps, steps - s);
+    p.y_stride = y_stride;
+    p.add = s > 0;
+    p.ahead_lines = (lines + n_pairs - 1) / n_pairs;
+    std::int64_t configured = 0;
+    for (std::int64_t r = 0; r < n_rows; r += 2 * kGroup) {
+      const std::int64_t n = std::min(2 * kGroup, n_rows - r);
+      if (n != configured) configure(std::min(kGroup, n), std::max<std::int64_t>(n - kGroup, 0));
+      configured = n;
+      p.x[0] = groups + r / kGroup * group + s * kPieces * kTileBytes;
+      p.x[1] = p.x[0] + group;
+      p.y[0] = y + r * y_stride;
+      p.y[1] = p.y[0] + kGroup * y_stride;
+      p.ahead = ahead;
+      n > kGroup ? multiply<2, blocks>(p) : multiply<1, blocks>(p);
+      if (ahead != nullptr) ahead += p.steps * p.ahead_lines * kLine;
+    }
   }
 }
 
@@ -164,102 +219,70 @@ bool available() {
   return yes;
 }
 
-std::int64_t packed_floats(std::int64_t K) { return n_steps(K) * kPlanes * kTileFloats; }
+std::int64_t group_bytes(std::int64_t K) { return n_steps(K) * kPieces * kTileBytes; }
 
-std::int64_t scratch_floats(std::int64_t K) {
-  return 4 * kTileFloats + kMaxOutputs * n_steps(K) * kTileColumns / 2;
+std::int64_t weight_bytes(std::int64_t n_out, std::int64_t K) {
+  return (n_out + kBlock - 1) / kBlock * block_bytes(K);
 }
 
-SP_TILES void pack_rows(const float* x, std::int64_t x_stride, std::int64_t n_rows, std::int64_t K,
-                        float* packed) {
-  const auto row_mask = static_cast<__mmask16>((1U << n_rows) - 1U);
-  for (std::int64_t k = 0; k < K; k += kTileColumns, packed += kPlanes * kTileFloats) {
-    Words plane[kPlanes][16];  // rows that are not there are not stored
-    const std::int64_t left = std::min(K - k, kTileColumns);
+SP_TILES void pack_row(const float* x, std::int64_t K, std::int64_t r, std::byte* group) {
+  std::byte* to = group + r * kLine;
+  for (std::int64_t k = 0; k < K; k += kStepValues, to += kPieces * kTileBytes) {
+    const std::int64_t left = std::min(K - k, kStepValues);
     const auto mask = static_cast<std::uint32_t>((std::uint64_t{1} << left) - 1U);
-    for (std::int64_t r = 0; r < n_rows; ++r) {
-      const float* from = x + r * x_stride + k;
-      const auto low =
-          reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from));
-      const auto high = reinterpret_cast<Floats>(
-          _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), from + 16));
-      Floats even = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22,
-                                            24, 26, 28, 30);
-      Floats odd = __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25,
-                                           27, 29, 31);
-      // Cutting, not rounding: a large number must not become infinite, and what is left is exact.
-      for (auto& p : plane) {
-        const Words even_top = reinterpret_cast<Words>(even) & 0xffff0000U;
-        const Words odd_top = reinterpret_cast<Words>(odd) & 0xffff0000U;
-        p[r] = even_top >> 16 | odd_top;
-        even -= reinterpret_cast<Floats>(even_top);
-        odd -= reinterpret_cast<Floats>(odd_top);
+    const __m512 a = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x + k);
+    const __m512 b = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + k + 16);
+    const auto nearest = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(limited(b), limited(a)));
+    _mm512_store_si512(to, nearest);
+    const __m512 a_left = a - widened(_mm512_maskz_extracti64x4_epi64(0xff, nearest, 0));
+    const __m512 b_left = b - widened(_mm512_maskz_extracti64x4_epi64(0xff, nearest, 1));
+    _mm512_store_si512(to + kTileBytes,
+                       reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b_left, a_left)));
+  }
+}
+
+SP_TILES void pack_weights(const std::byte* const* rows, std::int64_t n_out, std::int64_t K,
+                           std::byte* packed) {
+  for (std::int64_t n = 0; n < n_out; n += kBlock) {
+    for (std::int64_t k = 0; k < K; k += kStepValues, packed += kTileBytes) {
+      const auto n_bytes = static_cast<std::size_t>(2 * std::min(K - k, kStepValues));
+      Words v[16] = {};
+      for (std::int64_t o = 0; o < std::min(kBlock, n_out - n); ++o) {
+        std::memcpy(&v[o], rows[n + o] + 2 * k, n_bytes);
       }
-    }
-    for (std::int64_t p = 0; p < kPlanes; ++p) {
-      if (n_rows == 1) {  // its pairs lie one after another as they are
-        std::memcpy(packed + p * kTileFloats, &plane[p][0], sizeof(Words));
-        continue;
-      }
-      transpose(plane[p]);
-      for (std::int64_t pair = 0; pair < 16; ++pair) {
-        _mm512_mask_storeu_epi32(packed + p * kTileFloats + pair * n_rows, row_mask,
-                                 reinterpret_cast<__m512i>(plane[p][pair]));
-      }
+      transpose(v);
+      std::memcpy(packed, v, sizeof v);
     }
   }
 }
 
-SP_TILES void dot_rows(const float* packed, std::int64_t n_rows, const std::byte* const* w_rows,
-                       std::int64_t n_out, std::int64_t K, float* y, std::int64_t y_stride,
-                       float* scratch) {
-  SP_CHECK(n_out <= kMaxOutputs, "outputs of one call");
-  const std::int64_t steps = n_steps(K);
-  const std::int64_t n_tiles = (n_out + kTileOutputs - 1) / kTileOutputs;
-  float* sums = scratch;
-  auto* copies = reinterpret_cast<std::byte*>(scratch + 4 * kTileFloats);
-  const std::byte* w[4] = {};
-  std::int64_t w_stride[4] = {};
-  for (std::int64_t t = 0; t < n_tiles; ++t) {
-    const std::byte* const* rows = w_rows + t * kTileOutputs;
-    const std::int64_t n_valid = std::min(kTileOutputs, n_out - t * kTileOutputs);
-    // The unit reads whole tiles of equally spaced rows; others are copied together first. Tiles
-    // across cache lines load at half the speed, which many rows of x pay for a copy to escape.
-    const auto address = reinterpret_cast<std::uintptr_t>(rows[0]);
-    bool direct = n_valid == kTileOutputs && K % kTileColumns == 0 &&
-                  (n_rows < kManyRows || address % 64 == 0);
-    for (std::int64_t o = 2; direct && o < n_valid; ++o) {
-      direct = rows[o] - rows[o - 1] == rows[1] - rows[0];
-    }
-    if (direct) {
-      w[t] = rows[0];
-      w_stride[t] = rows[1] - rows[0];
-      continue;
-    }
-    const std::int64_t stride = steps * 64;
-    std::byte* copy = copies + t * kTileOutputs * stride;
-    w[t] = copy;
-    w_stride[t] = stride;
-    if (n_valid < kTileOutputs || K % kTileColumns != 0) {
-      std::memset(copy, 0, static_cast<std::size_t>(kTileOutputs * stride));
-    }
-    for (std::int64_t o = 0; o < n_valid; ++o) {
-      std::memcpy(copy + o * stride, rows[o], static_cast<std::size_t>(2 * K));
-    }
-  }
-  // Some compilers do not know that tile loads read memory.
+SP_TILES void dot_rows(const std::byte* groups, std::int64_t n_rows, const std::byte* weights,
+                       std::int64_t n_out, std::int64_t K, float* y, std::int64_t y_stride) {
+  // Some compilers do not know that tile loads read memory, nor that tile stores write it.
   asm volatile("" ::: "memory");
-  std::int64_t configured = 0;
-  for (std::int64_t r = 0; r < n_rows; r += kGroup) {
-    const std::int64_t n = std::min(kGroup, n_rows - r);
-    if (n != configured) configure(n);
-    configured = n;
-    multiply(packed + r / kGroup * packed_floats(K), n, w, w_stride, n_tiles, steps, sums);
-    for (std::int64_t t = 0; t < n_tiles; ++t) {
-      write_out(sums + t * kTileFloats, n, std::min(kTileOutputs, n_out - t * kTileOutputs),
-                y + r * y_stride + t * kTileOutputs, y_stride);
+  std::int64_t n = 0;
+  const std::byte* w = weights;
+  for (; n + 2 * kBlock <= n_out; n += 2 * kBlock) {
+    const std::byte* next = w + 2 * block_bytes(K);
+    panel<2>(groups, n_rows, w, K, y + n, y_stride, n + 2 * kBlock < n_out ? next : nullptr);
+    w = next;
+  }
+  for (; n + kBlock <= n_out; n += kBlock) {
+    panel<1>(groups, n_rows, w, K, y + n, y_stride, nullptr);
+    w += block_bytes(K);
+  }
+  // What is left of a block goes the way of scratch memory: y has no room for a whole tile.
+  for (std::int64_t r = 0; n < n_out && r < n_rows; r += kGroup) {
+    alignas(64) float sums[kGroup * kBlock];
+    const std::int64_t n_group = std::min(kGroup, n_rows - r);
+    panel<1>(groups + r / kGroup * group_bytes(K), n_group, w, K, sums, kBlock, nullptr);
+    asm volatile("" ::: "memory");
+    for (std::int64_t i = 0; i < n_group; ++i) {
+      std::memcpy(y + (r + i) * y_stride + n, sums + i * kBlock,
+                  static_cast<std::size_t>(n_out - n) * sizeof(float));
     }
   }
+  asm volatile("" ::: "memory");
   _tile_release();  // else every task switch saves 8 KB of tiles
 }
 
@@ -270,13 +293,16 @@ SP_TILES void dot_rows(const float* packed, std::int64_t n_rows, const std::byte
 namespace statepack::tile_kernel {
 
 bool available() { return false; }
-std::int64_t packed_floats(std::int64_t) { return 0; }
-std::int64_t scratch_floats(std::int64_t) { return 0; }
-void pack_rows(const float*, std::int64_t, std::int64_t, std::int64_t, float*) {
+std::int64_t group_bytes(std::int64_t) { return 0; }
+std::int64_t weight_bytes(std::int64_t, std::int64_t) { return 0; }
+void pack_row(const float*, std::int64_t, std::int64_t, std::byte*) {
   SP_CHECK(false, "no matrix unit");
 }
-void dot_rows(const float*, std::int64_t, const std::byte* const*, std::int64_t, std::int64_t,
-              float*, std::int64_t, float*) {
+void pack_weights(const std::byte* const*, std::int64_t, std::int64_t, std::byte*) {
+  SP_CHECK(false, "no matrix unit");
+}
+void dot_rows(const std::byte*, std::int64_t, const std::byte*, std::int64_t, std::int64_t, float*,
+              std::int64_t) {
   SP_CHECK(false, "no matrix unit");
 }
 

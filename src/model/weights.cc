@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "base/hash.hpp"
+#include "base/memory.hpp"
 #include "base/simd_clones.hpp"
+#include "model/tile_kernel.hpp"
 
 namespace statepack {
 namespace {
@@ -59,7 +61,8 @@ Weights::Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads)
     : checkpoint_(std::move(checkpoint)),
       label_(std::move(label)),
       threads_(threads),
-      scan_all_(total_bytes(checkpoint_) <= kFullScanBytes) {}
+      scan_all_(total_bytes(checkpoint_) <= kFullScanBytes),
+      copy_all_(static_cast<std::int64_t>(total_bytes(checkpoint_)) <= available_bytes() / 2) {}
 
 Result<TensorView> Weights::get(const std::string& name, const std::vector<std::int64_t>& shape) {
   SP_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.get(name, shape));
@@ -98,15 +101,29 @@ Status Weights::check_finite(const TensorView& tensor) const {
                                       "again");
 }
 
-Result<Linear> Weights::matrix(const std::string& name, std::int64_t n_out, std::int64_t n_in) {
+Result<Linear> Weights::table(const std::string& name, std::int64_t n_out, std::int64_t n_in) {
   SP_ASSIGN_OR_RETURN(const TensorView tensor, get(name, {n_out, n_in}));
   return Linear(tensor.dtype, tensor.data, n_out, n_in);
+}
+
+Result<Linear> Weights::matrix(const std::string& name, std::int64_t n_out, std::int64_t n_in) {
+  SP_ASSIGN_OR_RETURN(const Linear stored, table(name, n_out, n_in));
+  return for_products(stored);
+}
+
+Linear Weights::for_products(const Linear& stored) {
+  if (!copy_all_) return stored;
+  Linear copied = stored.in_tiles(threads_);
+  if (copied.tiles() != nullptr) {
+    bytes_used_ += tile_kernel::weight_bytes(copied.n_out(), copied.n_in());
+  }
+  return copied;
 }
 
 Result<std::vector<Linear>> Weights::matrices(const std::string& name, std::int64_t n,
                                               std::int64_t n_out, std::int64_t n_in) {
   SP_ASSIGN_OR_RETURN(const TensorView tensor, get(name, {n, n_out, n_in}));
-  const Linear all(tensor.dtype, tensor.data, n * n_out, n_in);
+  const Linear all = for_products(Linear(tensor.dtype, tensor.data, n * n_out, n_in));
   std::vector<Linear> out;
   for (std::int64_t i = 0; i < n; ++i) out.push_back(all.rows(i * n_out, n_out));
   return out;

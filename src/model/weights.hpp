@@ -24,15 +24,21 @@ class Weights {
   bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
   const Checkpoint& checkpoint() const { return checkpoint_; }
   const std::string& label() const { return label_; }
-  std::int64_t bytes_used() const { return bytes_used_; }  ///< of all tensors asked for
+  /// Of all tensors asked for, and of all copies of them.
+  std::int64_t bytes_used() const { return bytes_used_; }
 
-  /// A matrix as stored. Errors: kNotFound, kMismatch (shape), kUnsupported (dtype),
-  /// kNotFinite (a NaN or Inf weight), naming the tensor.
+  /// A matrix as stored, whose rows are looked up. Errors: kNotFound, kMismatch (shape),
+  /// kUnsupported (dtype), kNotFinite (a NaN or Inf weight), naming the tensor.
+  Result<Linear> table(const std::string& name, std::int64_t n_out, std::int64_t n_in);
+  /// A matrix to multiply with: table() and for_products(). Errors: as table().
   Result<Linear> matrix(const std::string& name, std::int64_t n_out, std::int64_t n_in);
-  /// E matrices stored as one tensor [E, n_out, n_in]. Errors: as matrix().
+  /// The same weights in the order that products are fastest in. That is a copy, which is made
+  /// where all weights together take at most half of the memory that there is.
+  Linear for_products(const Linear& stored);
+  /// E matrices stored as one tensor [E, n_out, n_in]. Errors: as table().
   Result<std::vector<Linear>> matrices(const std::string& name, std::int64_t n, std::int64_t n_out,
                                        std::int64_t n_in);
-  /// A small tensor, widened. Errors: as matrix().
+  /// A small tensor, widened. Errors: as table().
   Result<std::vector<float>> values(const std::string& name,
                                     const std::vector<std::int64_t>& shape);
   /// Weights of a norm as factors: 1 + w when the norm is zero-centred, else w.
@@ -46,7 +52,7 @@ class Weights {
   Checkpoint checkpoint_;
   std::string label_;
   ThreadPool& threads_;
-  bool scan_all_;
+  bool scan_all_, copy_all_;
   std::int64_t bytes_used_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> aligned_copies_;
 };
