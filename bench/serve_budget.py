@@ -4,7 +4,8 @@
 Starts `statepack serve` once for the load and once for the prefix cache of every scheme:
 
 - load: `--requests` streamed completions, `--concurrency` clients at a time, prompts all different.
-  Slots are as many as `--bytes` hold; the most that were in use at once are read from /status.
+  Slots are as many as `--bytes` hold, less one that the pool keeps for padding; the most that were in
+  use at once are read from /status.
 - prefixes: more prompts of one block than `--bytes` of states hold, then all of them again from the
   last one back: those that are found (`cached_tokens`) until the first that is not.
 
@@ -12,7 +13,7 @@ Starts `statepack serve` once for the load and once for the prefix cache of ever
         --state fp32 --state pace:4/8,conv=bf16 --out budget.json
 
 Prints a table whose ratios are against the first scheme, and writes one JSON object a scheme with the
-keys of `vllm bench serve`. Needs nothing but Python's standard library.
+keys of `vllm bench serve`. Attention rows are not part of the budget. Needs nothing but Python's standard library.
 """
 
 import argparse
@@ -47,9 +48,8 @@ def parser():
 class Server:
     """One running server; a context manager."""
 
-    # Its log is a file: nobody reads it while the load runs.
     def __init__(self, args, scheme, extra):
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("a+")  # the server's writes stay at the end
         self.process = subprocess.Popen(
             [args.statepack, "serve", "--model", args.model, "--state", scheme, "--port", "0",
              "--max-model-len", "2048", "--max-queue", "100000", *extra],
@@ -60,7 +60,11 @@ class Server:
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.log.close()
 
     async def address(self):
@@ -80,6 +84,16 @@ class Server:
         sys.exit("the server was not ready within a minute")
 
 
+def slots_of(args, scheme):
+    said = subprocess.run([args.statepack, "serve", "--model", args.model, "--state", scheme,
+                           "--state-pool-bytes", str(args.bytes), "--max-num-seqs", "1000000"],
+                          capture_output=True, text=True, check=False).stderr
+    found = re.search(r"the pool has (\d+) of", said)
+    if not found:
+        sys.exit(f"{scheme}: {said.strip()}")
+    return int(found[1])
+
+
 async def most_in_use(at, seen):
     while True:
         seen.append(json.loads(await serve_load.get(at, "/status"))["state"]["used"])
@@ -87,8 +101,10 @@ async def most_in_use(at, seen):
 
 
 async def under_load(args, scheme):
-    with Server(args, scheme, ["--state-pool-bytes", str(args.bytes), "--prefix-cache", "off",
-                               "--kv-cache-bytes", "0"]) as server:
+    # A batch of all slots needs their number, which the server's own sizing knows.
+    slots = slots_of(args, scheme)
+    with Server(args, scheme, ["--state-pool-bytes", str(args.bytes), "--max-num-seqs", str(slots),
+                               "--prefix-cache", "off", "--kv-cache-bytes", "0"]) as server:
         at = await server.address()
         load = argparse.Namespace(**vars(at), concurrency=args.concurrency,
                                   requests=args.requests, max_tokens=args.max_tokens,
@@ -98,6 +114,10 @@ async def under_load(args, scheme):
         watch = asyncio.create_task(most_in_use(at, seen))
         results, duration = await serve_load.load(load)
         watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        if max(seen) < state["slots"]:
+            sys.exit(f"{scheme}: {max(seen)} of {state['slots']} slots were in use at once; the load "
+                     "is too small for the budget, raise --concurrency and --requests")
         return {"slots": state["slots"], "bytes_per_slot": state["bytes_per_slot"],
                 "served_at_once": max(seen), **serve_load.summary(results, duration)}
 
@@ -132,6 +152,8 @@ async def of_prefixes(args, scheme, bytes_per_slot):
             if await cached_tokens(at, prompt) == 0:
                 break
             found += 1
+        if found == n_prompts:
+            sys.exit(f"{scheme}: all {n_prompts} prefixes were kept, so that the bound was not reached")
         return {"prefixes_kept": found, "prefix_snapshots": cache["snapshots"],
                 "prefix_state_bytes": cache["state_bytes"], "prefix_bytes": cache["bytes"]}
 

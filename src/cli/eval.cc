@@ -212,6 +212,19 @@ Status run_tasks(const Session& session, const Schemes& schemes, const Options& 
   std::set<std::string> without;
   for (const std::string& path : options.without) {
     SP_ASSIGN_OR_RETURN(const std::vector<std::string> ids, load_ids(path));
+    const auto is_known = [&](const std::string& id) {
+      return std::any_of(tasks.begin(), tasks.end(), [&](const Task& task) {
+        return std::any_of(task.samples.begin(), task.samples.end(),
+                           [&](const TaskSample& sample) { return sample.id == id; });
+      });
+    };
+    if (std::none_of(ids.begin(), ids.end(), is_known)) {
+      return {
+          Code::kInvalidArgument,
+          fmt::format("--without {}: no sample of these tasks has one of its ids; name the file "
+                      "that their plans were calibrated on",
+                      path)};
+    }
     without.insert(ids.begin(), ids.end());
   }
   std::vector<std::vector<Piece>> left;  // [scheme]
@@ -262,13 +275,13 @@ Status run_tasks(const Session& session, const Schemes& schemes, const Options& 
     for (Piece& piece : left[s]) {
       for (const std::size_t i : piece.open) piece.outcomes[i] = std::move(*outcome++);
       Json& run = book.run(scheme);
+      const double share = seconds * static_cast<double>(piece.n_tokens) /
+                           static_cast<double>(std::max<std::int64_t>(n_tokens, 1));
       if (!status.ok()) {
-        record_stopped(run, *piece.task, piece.config, piece.outcomes);
+        record_stopped(run, *piece.task, piece.config, piece.outcomes, share);
         continue;
       }
-      record_task(run, *piece.task, piece.config, piece.outcomes,
-                  seconds * static_cast<double>(piece.n_tokens) /
-                      static_cast<double>(std::max<std::int64_t>(n_tokens, 1)));
+      record_task(run, *piece.task, piece.config, piece.outcomes, share);
       if (!options.replies.empty()) {
         SP_RETURN_IF_ERROR(append_replies(options.replies, name, piece.task->name, piece.outcomes));
       }

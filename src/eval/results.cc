@@ -294,12 +294,14 @@ bool same_samples(const Json* had, const Json& config) {
 }  // namespace
 
 void record_stopped(Json& run, const Task& task, const Json& config,
-                    const std::vector<SampleOutcome>& outcomes) {
+                    const std::vector<SampleOutcome>& outcomes, double seconds) {
+  add_seconds(run, seconds);
   Json samples = Json::array();
   for (const SampleOutcome& o : outcomes) {
     if (!o.hash.empty()) samples.push_back(sample_entry(o));
   }
-  if (samples.empty()) return;
+  const Json* before = find_value(run, {"stopped", task.name, "samples"});
+  if (samples.size() <= (before == nullptr ? 0 : before->size())) return;
   run["stopped"][task.name] = Json{{"config", config}, {"samples", std::move(samples)}};
 }
 

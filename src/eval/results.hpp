@@ -56,7 +56,7 @@ void record_task(Json& run, const Task& task, const Json& config,
 
 /// Keeps the replies of a piece that was stopped: those of `outcomes` that came to their end.
 void record_stopped(Json& run, const Task& task, const Json& config,
-                    const std::vector<SampleOutcome>& outcomes);
+                    const std::vector<SampleOutcome>& outcomes, double seconds);
 /// Replies to samples of the task that the run has already, without their texts: of a stopped
 /// piece, and of one with other samples. A reply depends on its sample and the scheme alone. By id.
 std::map<std::string, SampleOutcome> known_outcomes(const Json& run, const Task& task,

@@ -383,6 +383,11 @@ TEST_F(CliTest, EvalResumesReportsAndGates) {
                    path("used.jsonl")})
                   .err,
               HasSubstr("used.jsonl: line 1 needs a text 'id'"));
+  std::ofstream(path("used.jsonl")) << R"({"id": "elsewhere"})";
+  EXPECT_THAT(run({"eval", "-m", kModel, "--tasks", "arith", "--data", kData, "--without",
+                   path("used.jsonl")})
+                  .err,
+              HasSubstr("no sample of these tasks has one of its ids"));
 
   const Outcome report = run({"eval", "--report", path("report.md"), results});
   EXPECT_EQ(report.exit_code, 0) << report.err;
@@ -548,7 +553,8 @@ TEST_F(CliTest, AnInterruptEndsCleanly) {
   EXPECT_EQ(o.exit_code, 130) << o.err;
   EXPECT_THAT(o.err, HasSubstr("stopped on request"));
   // Half a task is no result; replies that had ended may be there for the next run.
-  EXPECT_TRUE(json::parse(text_of("r.json"))["runs"]["fp32"]["results"].empty());
+  const json document = json::parse(text_of("r.json"));
+  EXPECT_TRUE(document.at("runs").at("fp32").at("results").empty());
 }
 
 }  // namespace

@@ -96,7 +96,10 @@ TEST_F(ResultsTest, RepliesAreNotAskedForTwice) {
       outcomes_of({{true, "a"}, {false, "b"}, {true, "c"}, {false, ""}});
   outcomes[2].status = {Code::kNotFinite, "a state that is not finite"};
   const Json config = task_config(task, 4, {});
-  record_stopped(run, task, config, outcomes);
+  record_stopped(run, task, config, outcomes, 1.5);
+  record_stopped(run, task, config, {outcomes.begin(), outcomes.begin() + 1},
+                 1);  // less is kept out
+  EXPECT_EQ(run["total_evaluation_time_seconds"], 2.5);
   EXPECT_FALSE(has_task(run, "perm", config));
   ASSERT_TRUE(save_results(path_, document).ok());
   const auto loaded = load_results(path_);
