@@ -113,33 +113,58 @@ std::int32_t read_two_and_peak_kernel(const float* S, int K, int V, const float*
   return read_two<true>(S, K, V, a, b, p, r);
 }
 
-// A row's values stay in registers while all updates are added to them.
-std::int32_t update_kernel(const float* S, int K, int V, const kernel::Update& by, float* X) {
-  Peak peak;
-  for (int i = 0; i < K; ++i) {
-    const float* const s = S + std::int64_t{i} * V;
-    float* const x = X + std::int64_t{i} * V;
-    const float factor = by.d[std::int64_t{i} * by.d_stride];
-    const auto block = [&](auto d, auto n_vectors, int j) HWY_ATTR {
-      constexpr int kVectors = decltype(n_vectors)::value;
-      const int lanes = static_cast<int>(hn::MaxLanes(d));
-      hn::Vec<decltype(d)> sum[kVectors];
-      const auto decay = hn::Set(d, factor);
-      for (int c = 0; c < kVectors; ++c) sum[c] = hn::Mul(decay, hn::LoadU(d, s + j + c * lanes));
-      for (int m = 0; m < by.n; ++m) {
-        const auto key = hn::Set(d, by.keys[m * by.key_stride + i]);
-        const float* const u = by.values + std::int64_t{m} * V + j;
-        for (int c = 0; c < kVectors; ++c) {
-          sum[c] = hn::Add(sum[c], hn::Mul(key, hn::LoadU(d, u + c * lanes)));
+// Values stay in registers while all updates are added to them: of one row, or of kRows, which then
+// share the loads of u.
+template <int kRows, bool kFused>
+HWY_INLINE void update_rows(const float* S, int V, int i, const kernel::Update& by, float* X,
+                            Peak& peak) {
+  const auto block = [&](auto d, auto n_vectors, int j) HWY_ATTR {
+    constexpr int kVectors = decltype(n_vectors)::value;
+    const int lanes = static_cast<int>(hn::MaxLanes(d));
+    hn::Vec<decltype(d)> sum[kRows][kVectors];
+    for (int row = 0; row < kRows; ++row) {
+      const auto decay = hn::Set(d, by.d[std::int64_t{i + row} * by.d_stride]);
+      const float* const s = S + std::int64_t{i + row} * V + j;
+      for (int c = 0; c < kVectors; ++c) {
+        sum[row][c] = hn::Mul(decay, hn::LoadU(d, s + c * lanes));
+      }
+    }
+    for (int m = 0; m < by.n; ++m) {
+      const float* const keys = by.keys + m * by.key_stride + i;
+      const float* const u = by.values + std::int64_t{m} * V + j;
+      for (int c = 0; c < kVectors; ++c) {
+        const auto value = hn::LoadU(d, u + c * lanes);
+        for (int row = 0; row < kRows; ++row) {
+          const auto key = hn::Set(d, keys[row]);
+          if constexpr (kFused) {
+            sum[row][c] = hn::MulAdd(key, value, sum[row][c]);
+          } else {
+            sum[row][c] = hn::Add(sum[row][c], hn::Mul(key, value));
+          }
         }
       }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      float* const x = X + std::int64_t{i + row} * V + j;
       for (int c = 0; c < kVectors; ++c) {
-        hn::StoreU(sum[c], d, x + j + c * lanes);
-        peak.add(d, sum[c]);
+        hn::StoreU(sum[row][c], d, x + c * lanes);
+        peak.add(d, sum[row][c]);
       }
-    };
-    for_columns<8>(V, block);
+    }
+  };
+  for_columns<8>(V, block);
+}
+
+std::int32_t update_kernel(const float* S, int K, int V, const kernel::Update& by, float* X) {
+  Peak peak;
+  int i = 0;
+  if (by.fused) {
+    if constexpr (kManyRegisters) {
+      for (; i + 2 <= K; i += 2) update_rows<2, true>(S, V, i, by, X, peak);
+    }
+    for (; i < K; ++i) update_rows<1, true>(S, V, i, by, X, peak);
   }
+  for (; i < K; ++i) update_rows<1, false>(S, V, i, by, X, peak);
   return peak.value();
 }
 

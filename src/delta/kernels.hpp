@@ -2,8 +2,8 @@
 //
 // Matrices are row-major, V contiguous. `bits` results are the integer pattern of a largest
 // magnitude: its order puts NaN above Inf above every finite number. All run along value columns,
-// or name their lanes, so that every instruction set gives the same bits; only dot_records() and
-// read_records() use fused multiply-adds where the machine has them.
+// or name their lanes, so that every instruction set gives the same bits; only dot_records(),
+// read_records() and a fused update() use fused multiply-adds where the machine has them.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,8 @@ struct Update {
   const float* keys = nullptr;  ///< [n] rows, key_stride floats apart
   std::int64_t key_stride = 0;
   const float* values = nullptr;  ///< [n][V]
+  /// Fused multiply-adds, for keys whose last bits depend on the instruction set anyway.
+  bool fused = false;
 };
 
 /// X = the updated S [K][V]; X may be S. Returns the peak of X.

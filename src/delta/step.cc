@@ -9,6 +9,7 @@
 
 #include "base/aligned.hpp"
 #include "base/check.hpp"
+#include "base/exp.hpp"
 #include "base/half.hpp"
 #include "delta/kernels.hpp"
 #include "delta/small_gemm.hpp"
@@ -139,6 +140,9 @@ struct Token {
   // [K] what the page is read at where the codec keeps Z = M S: M^-T q and M^-T k
   const float* read_q = nullptr;
   const float* read_k = nullptr;
+  // [records][K] M k of the window's records and then of this token, before any decay, where a
+  // flush is due
+  const float* written = nullptr;
 };
 
 /// An updated state, made a few rows at a time.
@@ -255,11 +259,13 @@ class Head {
         for (int i = 0; i < gate_width(); ++i) x_.sum[i] += x_.gamma[i];
       }
     }
-    return store(state(), all_updates(n + 1), page, at);
+    return store(state(), all_updates(n + 1, token.written), page, at);
   }
 
-  /// The state behind page and n records, into scratch. False when it is not finite.
-  bool materialise(const std::uint8_t* page, const std::uint8_t* block, int n) {
+  /// The state behind page and n records, into scratch. `written`: M k of the records, made here
+  /// where null. False when it is not finite.
+  bool materialise(const std::uint8_t* page, const std::uint8_t* block, int n,
+                   const float* written) {
     const float* S = load(page);
     if (n == 0) {
       if (S != x_.S) std::memcpy(x_.S, S, sizeof(float) * static_cast<std::size_t>(K_) * V_);
@@ -268,7 +274,7 @@ class Head {
     } else {
       load_records(block, n);
       if (window_.keeps_total()) window_.load_total(block, head_, x_.sum);
-      return kernel::update(S, K_, V_, all_updates(n), x_.S) < kInfBits;
+      return kernel::update(S, K_, V_, all_updates(n, written), x_.S) < kInfBits;
     }
     return kernel::peak_bits(x_.S, std::int64_t{K_} * V_) < kInfBits;
   }
@@ -424,15 +430,29 @@ class Head {
     return {x_.gamma, kStride, 1, write_key(token.k), K_, u};
   }
 
-  /// Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch.
-  kernel::Update all_updates(int n) {
-    decay_keys(n, nullptr);
-    const float* keys = x_.keys;
-    if (const float* T = codec_.write_transform(head_)) {
-      small_gemm(n, K_, K_, x_.keys, K_, 1, T, K_, x_.written, K_, false);
-      keys = x_.written;
+  /// Gamma S + sum_m (D_m o k_m) u_m^T over the n records in scratch; with a transform, keys are
+  /// `written` [n][K] where that is given.
+  kernel::Update all_updates(int n, const float* written) {
+    const float* const T = codec_.write_transform(head_);
+    if (T == nullptr) {
+      decay_keys(n, nullptr);
+      return {x_.gamma, kStride, n, x_.keys, K_, x_.values};
     }
-    return {x_.gamma, kStride, n, keys, K_, x_.values};
+    if (gate == Gate::kScalar && written != nullptr) {  // a scalar decay may come after M
+      float sum = 0;
+      for (int m = n - 1; m >= 0; --m) {
+        const float decay = exp_f32(sum);
+        for (int i = 0; i < K_; ++i) {
+          x_.written[std::int64_t{m} * K_ + i] = decay * written[std::int64_t{m} * K_ + i];
+        }
+        sum += x_.gates[m];
+      }
+      x_.gamma[0] = exp_f32(sum);
+    } else {
+      decay_keys(n, nullptr);
+      small_gemm(n, K_, K_, x_.keys, K_, 1, T, K_, x_.written, K_, false);
+    }
+    return {x_.gamma, kStride, n, x_.written, K_, x_.values, true};
   }
 
   /// Packs the updated S: a few rows at a time where the codec takes them so, else out of scratch.
@@ -493,6 +513,7 @@ struct Row {
   int limit = 0;                   // records that complete it
   bool due = false;                // the page is rewritten
   std::uint8_t* staged = nullptr;  // the new page until every head is known to be finite
+  float* written = nullptr;        // [unit][capacity][K] where due, see TransformedVectors
   RoundingContext rounding;
   std::uint32_t failed = 0;  // by any head; accessed atomically while heads run
 
@@ -503,7 +524,9 @@ struct Row {
 struct Workspace {
   std::vector<Row> rows;
   std::vector<float> u;                   // [rows of a wave][HV][V]
-  std::vector<float> reads;               // of a wave, see ReadVectors
+  std::vector<float> reads;               // of a wave, see TransformedVectors
+  std::vector<float> written;             // likewise
+  std::vector<Row*> due;                  // likewise
   AlignedBytes pages;                     // staged pages of a wave
   std::vector<std::uint64_t> written_in;  // [n_slots] the last call that named the slot as written
   std::uint64_t call = 0;
@@ -607,13 +630,14 @@ void fill_output(const LayerState& state, const StepInput& input, std::int64_t r
               value);
 }
 
-/// What a wave's pages are read at where the codec keeps Z = M S: M^-T k and M^-T q of every row,
-/// made for many rows at a time, so that M^-1 is loaded once for all of them, and once for all
-/// value heads that share it and the key.
-class ReadVectors {
+/// The key vectors of a wave as a codec that keeps Z = M S wants them: M^-T k and M^-T q of every
+/// token, which its page is read at, and M k of all records of a window that is due. Made for the
+/// whole wave beforehand, so that M and M^-1 stay in cache from row to row, and once for all value
+/// heads that share them and the key.
+class TransformedVectors {
  public:
-  explicit ReadVectors(const LayerState& state)
-      : codec_(*state.layer->codec), shape_(state.layer->shape) {
+  explicit TransformedVectors(const LayerState& state)
+      : state_(state), codec_(*state.layer->codec), shape_(state.layer->shape) {
     if (codec_.read_transform(0) == nullptr) return;
     n_units_ = shape_.n_key_heads;
     for (int head = 0; head < shape_.n_value_heads; ++head) {
@@ -623,53 +647,133 @@ class ReadVectors {
       }
     }
   }
-  std::int64_t floats_a_row() const { return std::int64_t{2} * n_units_ * shape_.K; }
 
-  /// Fills `to`, floats_a_row() for each row of the wave.
-  void make(const StepInput& input, std::span<const Row> wave, ThreadPool& threads,
-            float* to) const {
+  /// Of a step: the reads of all rows of the wave, and what is written by those that are due.
+  void make(const StepInput& input, std::span<Row> wave, ThreadPool& threads) {
     if (n_units_ == 0) return;
-    const std::int64_t n_blocks = (std::ssize(wave) + kBlock - 1) / kBlock;
-    threads.parallel_for(n_blocks * n_units_, [&](std::int64_t task, int) {
-      const std::int64_t K = shape_.K, block = task / n_units_, unit = task % n_units_;
-      const int head = static_cast<int>(unit) * (shape_.n_value_heads / n_units_);
-      const std::int64_t key_at = shape_.key_head(head) * K;
-      const std::span<const Row> rows = rows_of(wave, block);
-      thread_local std::vector<float> inputs;  // [rows][2][K]
-      inputs.resize(static_cast<std::size_t>(std::int64_t{2} * kBlock * K));
-      float* x = inputs.data();
-      for (const Row& row : rows) {
-        std::copy_n(input.k + row.index * input.k_stride + key_at, K, x);
-        std::copy_n(input.q + row.index * input.q_stride + key_at, K, x + K);
-        x += 2 * K;
-      }
-      small_gemm(2 * static_cast<int>(rows.size()), shape_.K, shape_.K, inputs.data(), K, 1,
-                 codec_.read_transform(head), K,
-                 to + block * kBlock * floats_a_row() + unit * 2 * std::ssize(rows) * K, K, false);
+    Workspace& space = thread_workspace();
+    grow(space.reads, std::ssize(wave) * floats_a_row());
+    reads_ = space.reads.data();
+    n_rows_ = std::ssize(wave);
+    const std::vector<Row*>& due = place_written(wave, /*with_token=*/true);
+    const std::int64_t n_blocks = (n_rows_ + kBlock - 1) / kBlock;
+    const std::int64_t n_reads = n_blocks * n_units_;
+    threads.parallel_for(n_reads + std::ssize(due) * n_units_, [&](std::int64_t task, int) {
+      const int unit = static_cast<int>(task % n_units_);
+      if (task < n_reads) return make_reads(input, wave, task / n_units_, unit);
+      make_written(*due[static_cast<std::size_t>((task - n_reads) / n_units_)], unit, &input);
     });
   }
 
-  /// Points a token's reads at row i of the wave.
-  void set(std::span<const Row> wave, std::int64_t i, int head, const float* from,
-           Token& token) const {
+  /// Of a flush out of turn: what is written by the records of every row.
+  void make(std::span<Row> wave, ThreadPool& threads) {
+    if (n_units_ == 0) return;
+    const std::vector<Row*>& due = place_written(wave, /*with_token=*/false);
+    threads.parallel_for(std::ssize(due) * n_units_, [&](std::int64_t task, int) {
+      make_written(*due[static_cast<std::size_t>(task / n_units_)],
+                   static_cast<int>(task % n_units_), nullptr);
+    });
+  }
+
+  /// Points a token at what row i of the wave reads at and writes.
+  void set(const Row& row, std::int64_t i, int head, Token& token) const {
     if (n_units_ == 0) return;
     const std::int64_t K = shape_.K, block = i / kBlock;
-    const std::int64_t unit = head / (shape_.n_value_heads / n_units_);
-    const std::int64_t at = unit * std::ssize(rows_of(wave, block)) + i % kBlock;
-    token.read_k = from + block * kBlock * floats_a_row() + at * 2 * K;
+    const std::int64_t at = unit_of(head) * rows_in(block) + i % kBlock;
+    token.read_k = reads_ + block * kBlock * floats_a_row() + at * 2 * K;
     token.read_q = token.read_k + K;
+    token.written = written(row, head);
+  }
+
+  /// [records][K] of a row, or null where there is none to share.
+  const float* written(const Row& row, int head) const {
+    return row.written == nullptr ? nullptr : row.written + unit_of(head) * floats_a_window();
   }
 
  private:
   static constexpr std::int64_t kBlock = 16;  // rows: their vectors and M^-1 fit the second cache
-  static std::span<const Row> rows_of(std::span<const Row> wave, std::int64_t block) {
-    const auto begin = static_cast<std::size_t>(block * kBlock);
-    return wave.subspan(begin, std::min<std::size_t>(kBlock, wave.size() - begin));
+
+  static void grow(std::vector<float>& to, std::int64_t n) {
+    if (std::ssize(to) < n) to.resize(static_cast<std::size_t>(n));
+  }
+  std::int64_t floats_a_row() const { return std::int64_t{2} * n_units_ * shape_.K; }
+  std::int64_t floats_a_window() const {
+    return std::int64_t{state_.layer->window.capacity()} * shape_.K;
+  }
+  std::int64_t unit_of(int head) const { return head / (shape_.n_value_heads / n_units_); }
+  int first_head(int unit) const { return unit * (shape_.n_value_heads / n_units_); }
+  std::int64_t rows_in(std::int64_t block) const {
+    return std::min(kBlock, n_rows_ - block * kBlock);
   }
 
+  /// Gives every due row of the wave room for M k, and returns these rows.
+  const std::vector<Row*>& place_written(std::span<Row> wave, bool with_token) const {
+    Workspace& space = thread_workspace();
+    space.due.clear();
+    // Mode v replays its records one at a time, and channel gates decay keys before M.
+    const WindowLayout& window = state_.layer->window;
+    if (window.capacity() == 0 || window.mode() != RecordMode::kU || shape_.gate != Gate::kScalar) {
+      return space.due;
+    }
+    for (Row& row : wave) {
+      if (row.due && row.fill + (with_token ? 1 : 0) > 0) space.due.push_back(&row);
+    }
+    grow(space.written, std::ssize(space.due) * n_units_ * floats_a_window());
+    float* at = space.written.data();
+    for (Row* row : space.due) {
+      row->written = at;
+      at += n_units_ * floats_a_window();
+    }
+    return space.due;
+  }
+
+  void make_reads(const StepInput& input, std::span<const Row> wave, std::int64_t block,
+                  int unit) const {
+    const std::int64_t K = shape_.K, n = rows_in(block);
+    const std::int64_t key_at = shape_.key_head(first_head(unit)) * K;
+    thread_local std::vector<float> inputs;  // [rows][2][K]
+    grow(inputs, std::int64_t{2} * kBlock * K);
+    float* x = inputs.data();
+    for (const Row& row :
+         wave.subspan(static_cast<std::size_t>(block * kBlock), static_cast<std::size_t>(n))) {
+      std::copy_n(input.k + row.index * input.k_stride + key_at, K, x);
+      std::copy_n(input.q + row.index * input.q_stride + key_at, K, x + K);
+      x += 2 * K;
+    }
+    small_gemm(2 * static_cast<int>(n), shape_.K, shape_.K, inputs.data(), K, 1,
+               codec_.read_transform(first_head(unit)), K,
+               reads_ + block * kBlock * floats_a_row() + unit * 2 * n * K, K, false);
+  }
+
+  /// `input` null: of the records alone.
+  void make_written(const Row& row, int unit, const StepInput* input) const {
+    const std::int64_t K = shape_.K;
+    const int head = first_head(unit), key_head = shape_.key_head(head);
+    const WindowLayout& window = state_.layer->window;
+    thread_local std::vector<float> keys;  // [capacity][K]
+    grow(keys, floats_a_window());
+    for (int m = 0; m < row.fill; ++m) {
+      window.load_key(window_of(state_, row.read), m, key_head, keys.data() + m * K);
+    }
+    int n = row.fill;
+    if (input != nullptr) {  // as its record would be stored
+      const WindowLayout one(LayerShape{1, 1, shape_.K, shape_.V, shape_.gate}, window.records(),
+                             window.mode(), 1);
+      thread_local std::vector<std::uint8_t> record;
+      record.resize(static_cast<std::size_t>(one.n_bytes()));
+      one.store_key(record.data(), 0, 0, input->k + row.index * input->k_stride + key_head * K);
+      one.load_key(record.data(), 0, 0, keys.data() + n++ * K);
+    }
+    small_gemm(n, shape_.K, shape_.K, keys.data(), K, 1, codec_.write_transform(head), K,
+               row.written + unit * floats_a_window(), K, false);
+  }
+
+  const LayerState& state_;
   const LayerCodec& codec_;
   const LayerShape& shape_;
-  int n_units_ = 0;  // transforms of a row: none, one a key head, one a value head
+  int n_units_ = 0;          // transforms of a row: none, one a key head, one a value head
+  float* reads_ = nullptr;   // [block][unit][row of the block][2][K]
+  std::int64_t n_rows_ = 0;  // of the wave
 };
 
 /// Whether pages are the f32 states themselves and every step rewrites them where they lie.
@@ -777,13 +881,12 @@ void step_wave(const LayerState& state, const StepInput& input, std::span<Row> w
   const auto u_of = [&](std::int64_t i, std::int64_t head) {
     return u + (i * HV + head) * shape.V;
   };
-  const ReadVectors read_vectors(state);
-  float* const reads = thread_workspace().reads.data();
-  read_vectors.make(input, wave, threads, reads);
+  TransformedVectors vectors(state);
+  vectors.make(input, wave, threads);
   const auto compute = [&](std::int64_t i, std::int64_t head) {
     const int h = static_cast<int>(head);
     Token token = token_of(state, input, row_at(i), h);
-    read_vectors.set(wave, i, h, reads, token);
+    vectors.set(row_at(i), i, h, token);
     compute_head<gate>(state, input, row_at(i), h, token, u_of(i, head));
   };
   const auto write = [&](std::int64_t i, std::int64_t head) {
@@ -829,10 +932,14 @@ template <Gate gate>
 void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& threads) {
   const std::int64_t HV = state.layer->shape.n_value_heads;
   stage_pages(state, wave);
+  TransformedVectors vectors(state);
+  vectors.make(wave, threads);
   const auto compute = [&](std::int64_t i, int) {
     Row& row = wave[static_cast<std::size_t>(i / HV)];
-    Head<gate> arithmetic(*state.layer, static_cast<int>(i % HV));
-    if (arithmetic.materialise(page_of(state, row.read), window_of(state, row.read), row.fill)) {
+    const int head = static_cast<int>(i % HV);
+    Head<gate> arithmetic(*state.layer, head);
+    if (arithmetic.materialise(page_of(state, row.read), window_of(state, row.read), row.fill,
+                               vectors.written(row, head))) {
       arithmetic.encode(row.staged, row.rounding);
     } else {
       row.fail();
@@ -933,10 +1040,6 @@ Status step(const LayerState& state, const StepInput& input, ThreadPool& threads
   if (static_cast<std::int64_t>(space.u.size()) < u_floats) {
     space.u.resize(static_cast<std::size_t>(u_floats));
   }
-  const std::int64_t read_floats = rows_a_wave * ReadVectors(state).floats_a_row();
-  if (static_cast<std::int64_t>(space.reads.size()) < read_floats) {
-    space.reads.resize(static_cast<std::size_t>(read_floats));
-  }
   for_each_wave(space.rows, rows_a_wave, [&](std::span<Row> wave) {
     if (state.layer->shape.gate == Gate::kScalar) {
       step_wave<Gate::kScalar>(state, input, wave, divide_rows, threads);
@@ -1026,7 +1129,7 @@ template <Gate gate>
 void restore_head(const LayerState& state, std::int64_t slot, int fill, int head, float* S) {
   const std::int64_t K = state.layer->shape.K, V = state.layer->shape.V;
   Head<gate> arithmetic(*state.layer, head);
-  arithmetic.materialise(page_of(state, slot), window_of(state, slot), fill);
+  arithmetic.materialise(page_of(state, slot), window_of(state, slot), fill, nullptr);
   const float* Z = arithmetic.scratch_state();
   const float* inverse = state.layer->codec->read_transform(head);
   if (inverse == nullptr) {

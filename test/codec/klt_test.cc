@@ -10,7 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "../simd_targets.hpp"
 #include "base/matrix.hpp"
+#include "codec/klt/fit.hpp"
+#include "codec/klt/head_fit.hpp"
+#include "codec/pack.hpp"
 #include "codec_cases.hpp"
 #include "golden_hex.hpp"
 #include "states.hpp"
@@ -242,6 +246,62 @@ TEST(Klt, AColumnNeverLosesMoreThanItself) {
       }
     }
   }
+}
+
+// A head at a time gives the codes, sums and bytes of a row at a time, on every instruction set.
+TEST(Klt, FitsOfAHeadAreThoseOfItsRows) {
+  testing::for_each_simd_target([] {
+    for (const int V : {16, 48, 128}) {
+      constexpr int n = 23;
+      const std::vector<float> y = test::normal_state(n * V, 4, 2.0f);
+      std::vector<float> inverse(at(V), 0.7f), num(at(V)), den(at(V));
+      inverse[3] = 0;  // a column whose scale is 0
+      std::vector<klt::RowFit> rows(n);
+      std::vector<int> bits;
+      for (int i = 0; i < n; ++i) {  // widths change from row to row, codes lie in reverse
+        const klt::Width& width = klt::kWidths[at(1 + i % 6)];
+        bits.push_back(width.bits);
+        const float middle = static_cast<float>(1 << (width.bits - 1));
+        rows[at(i)] = {
+            1, 1 / width.step, middle, width.step, 0.1f * static_cast<float>(i + 1), n - 1 - i};
+      }
+      std::vector<std::uint8_t> codes(at(n * V)), row_codes(at(V));
+      klt::quantise_rows(y.data(), rows.data(), inverse.data(), n, V, codes.data(), num.data(),
+                         den.data());
+      std::vector<float> row_num(at(V)), row_den(at(V));
+      for (int i = 0; i < n; ++i) {
+        klt::quantise(y.data() + i * V, inverse.data(), V, {bits[at(i)], rows[at(i)].step},
+                      rows[at(i)].weight, row_codes.data(), row_num.data(), row_den.data());
+        for (int j = 0; j < V; ++j) {
+          ASSERT_EQ(codes[at((j / 16 * n + n - 1 - i) * 16 + j % 16)], row_codes[at(j)])
+              << V << " row " << i << " column " << j;
+        }
+      }
+      EXPECT_EQ(num, row_num);
+      std::vector<std::int32_t> from(n);
+      for (int i = 0; i < n; ++i) from[at(i)] = (7 * i) % n;
+      std::vector<float> sum(at(V), 0.5f), row_sum = sum, scaled(y.size()), row_scaled = scaled;
+      klt::normalise_rows(y.data(), from.data(), rows.data(), n, V, scaled.data(), sum.data());
+      for (int i = 0; i < n; ++i) {
+        klt::normalise(y.data() + from[at(i)] * V, V, rows[at(i)].inverse_r,
+                       row_scaled.data() + i * V, row_sum.data());
+      }
+      EXPECT_EQ(scaled, row_scaled);
+      EXPECT_EQ(sum, row_sum);
+      EXPECT_EQ(den, row_den);
+      for (const klt::Width& width : klt::kWidths) {
+        if (width.bits == 0) continue;
+        std::vector<std::uint8_t> low(codes.begin(), codes.begin() + n * 16);
+        for (std::uint8_t& u : low) u = static_cast<std::uint8_t>(u & ((1 << width.bits) - 1));
+        const std::size_t size = at(packed_bytes(n * 16, width.bits));
+        std::vector<std::uint8_t> packed(size), tile(size + 13, 0xa5);
+        pack_codes(low.data(), n * 16, width.bits, packed.data());
+        klt::pack_tile(low.data(), n, width.bits, tile.data());
+        EXPECT_TRUE(std::equal(packed.begin(), packed.end(), tile.begin())) << width.bits;
+        EXPECT_EQ(tile.back(), 0xa5) << width.bits;  // 12 bytes more at most
+      }
+    }
+  });
 }
 
 TEST(Klt, ZeroColumnsAndRowsRestoreToZero) {

@@ -88,6 +88,33 @@ TEST(HeadKernels, AddUpdatesInOrder) {
   });
 }
 
+// The same sums with fused multiply-adds where there are some: within the rounding of their terms.
+TEST(HeadKernels, FusedUpdatesStayWithinRounding) {
+  testing::for_each_simd_target([] {
+    for (const auto& [K, V] : kShapes) {
+      constexpr int n = 16;
+      const auto S = random_values(K * V, 1), d = random_values(1, 2);
+      const auto keys = random_values(n * K, 3), values = random_values(n * V, 4);
+      std::vector<float> X(S.size());
+      const kernel::Update by{d.data(), 0, n, keys.data(), K, values.data(), true};
+      const std::int32_t peak = kernel::update(S.data(), K, V, by, X.data());
+      EXPECT_EQ(peak, peak_of(X));
+      for (int i = 0; i < K; ++i) {
+        for (int j = 0; j < V; ++j) {
+          double sum = double{d[0]} * S[std::size_t(i * V + j)], size = std::fabs(sum);
+          for (int m = 0; m < n; ++m) {
+            const double term =
+                double{keys[std::size_t(m * K + i)]} * values[std::size_t(m * V + j)];
+            sum += term;
+            size += std::fabs(term);
+          }
+          ASSERT_NEAR(X[std::size_t(i * V + j)], sum, (n + 1) * 0x1p-23 * size) << K << "x" << V;
+        }
+      }
+    }
+  });
+}
+
 TEST(HeadKernels, FindWhatIsNotFinite) {
   testing::for_each_simd_target([] {
     for (const float bad : {std::numeric_limits<float>::infinity(),

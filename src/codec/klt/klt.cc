@@ -19,6 +19,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "pages hold little-endian halves");
 
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 constexpr float kMaxScaleRatio = 0x1p40f;  // of a row to all rows; its square stays an f32
 
 const klt::Width* find_width(int bits) {
@@ -117,13 +119,13 @@ bool prepare_transforms(const std::vector<float>& M, int K, std::vector<float>& 
 
 // What encode, decode and reads work in.
 struct KltCodec::Arrays {
-  float* y;             // [K][V] rows with bits; or two vectors of a read in the order of groups
+  float* y;             // [n][V] rows with bits; or two vectors of a read in the order of groups
   float* sum;           // [V], then the inverse of c0; or p and r of one group
   float* inverse;       // [V]
   float* num;           // [V]
   float* den;           // [V]
   float* c;             // [V]
-  std::uint8_t* u;      // [V]
+  std::uint8_t* u;      // [n][V] by tiles, or [V] where 16 does not divide V
   std::uint8_t* run;    // all runs of a row, and what unpacking may read
   std::uint16_t* half;  // [V]
 
@@ -136,7 +138,7 @@ struct KltCodec::Arrays {
     take(num, V);
     take(den, V);
     take(c, V);
-    take(u, V);
+    take(u, codec.last_tile_ == 0 ? K * V : V);
     take(run, V);
     take(half, V);
   }
@@ -162,12 +164,7 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
     Head& head = codec->heads_.emplace_back();
     const std::size_t begin = static_cast<std::size_t>(h) * static_cast<std::size_t>(K);
     head.group.assign(static_cast<std::size_t>(K), -1);
-    head.place.assign(static_cast<std::size_t>(K), 0);
-    for (int i = 0; i < K; ++i) {
-      const float r = plan->row_scale[begin + static_cast<std::size_t>(i)];
-      head.inverse_r.push_back(1 / r);
-      head.weight.push_back(r * r);
-    }
+    head.fits.resize(static_cast<std::size_t>(K));
     for (auto width = klt::kWidths.rbegin(); width->bits != 0; ++width) {  // widest first
       Group group;
       group.quantiser = {width->bits, width->step};
@@ -179,12 +176,19 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
       group.first = static_cast<int>(head.rows.size());
       group.at = cursor;
       for (int i = 0; i < K; ++i) {
-        const std::size_t at = static_cast<std::size_t>(i);
-        if (plan->bits[begin + at] != width->bits) continue;
-        head.group[at] = static_cast<std::int32_t>(head.groups.size());
-        head.place[at] = group.n_rows++;
+        const std::size_t row = static_cast<std::size_t>(i);
+        if (plan->bits[begin + row] != width->bits) continue;
+        const float r = plan->row_scale[begin + row];
+        head.group[row] = static_cast<std::int32_t>(head.groups.size());
+        head.fits[row] = {.inverse_r = 1 / r,
+                          .inverse_step = 1 / width->step,
+                          .middle = static_cast<float>(1 << (width->bits - 1)),
+                          .step = width->step,
+                          .weight = r * r,
+                          .place = static_cast<std::int32_t>(head.rows.size())};
+        ++group.n_rows;
         head.rows.push_back(i);
-        head.factors.push_back(plan->row_scale[begin + at] * width->step / (twice ? 2 : 1));
+        head.factors.push_back(r * width->step / (twice ? 2 : 1));
       }
       if (group.n_rows == 0) continue;
       const std::int64_t row_bytes = codec->n_full_tiles_ * packed_bytes(kRunLength, width->bits) +
@@ -193,6 +197,9 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
       codec->payload_.codes += group.n_rows * row_bytes;
       head.groups.push_back(group);
     }
+    std::erase_if(head.fits, [](const klt::RowFit& row) { return row.step == 0; });
+    head.kept = head.rows;
+    std::sort(head.kept.begin(), head.kept.end());
     head.columns = cursor;
     if (!head.groups.empty()) {
       cursor += 2 * std::int64_t{V};
@@ -266,28 +273,51 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
   const Arrays a(*this, scratch);
   // (1), and the sums of (2)
   std::fill_n(a.sum, V, 0.0f);
+  std::int64_t e = 0;  // in head.kept
   for (std::int64_t begin = 0; begin < K; begin += RowSource::kMaxRows) {
     const int n = static_cast<int>(std::min<std::int64_t>(K - begin, RowSource::kMaxRows));
-    const float* z = X.rows(static_cast<int>(begin), n);
-    for (std::int64_t i = begin; i < begin + n; ++i, z += V) {
-      const auto row = static_cast<std::size_t>(i);
-      if (head.group[row] < 0) continue;
-      klt::normalise(z, V, head.inverse_r[row], a.y + i * V, a.sum);
+    const float* const z = X.rows(static_cast<int>(begin), n);
+    std::int32_t from[RowSource::kMaxRows];
+    const std::int64_t first = e;
+    for (; e < std::ssize(head.kept) && head.kept[at(e)] < begin + n; ++e) {
+      from[e - first] = head.kept[at(e)] - static_cast<std::int32_t>(begin);
+    }
+    const int n_here = static_cast<int>(e - first);
+    const klt::RowFit* const fits = head.fits.data() + first;
+    float* const y = a.y + first * V;
+    if (last_tile_ == 0) {
+      klt::normalise_rows(z, from, fits, n_here, shape_.V, y, a.sum);
+    } else {
+      for (int i = 0; i < n_here; ++i) {
+        klt::normalise(z + from[i] * V, V, fits[i].inverse_r, y + i * V, a.sum);
+      }
     }
   }
   if (head.groups.empty()) return true;
-  klt::first_column_scales(a.sum, V, static_cast<float>(head.rows.size()), a.inverse);
+  const int n_kept = static_cast<int>(e);
+  klt::first_column_scales(a.sum, V, static_cast<float>(n_kept), a.inverse);
   // (3), and the sums of (4)
   std::fill_n(a.num, V, 0.0f);
   std::fill_n(a.den, V, 0.0f);
-  for (std::int64_t i = 0; i < K; ++i) {
-    const auto row = static_cast<std::size_t>(i);
-    if (head.group[row] < 0) continue;
-    const Group& group = head.groups[static_cast<std::size_t>(head.group[row])];
-    klt::quantise(a.y + i * V, a.inverse, V, group.quantiser, head.weight[row], a.u, a.num, a.den);
-    pack_codes(a.u, V, group.quantiser.bits, a.run);
-    scatter(group, head.place[row], a.run, page);
+  if (last_tile_ == 0) {
+    klt::quantise_rows(a.y, head.fits.data(), a.inverse, n_kept, shape_.V, a.u, a.num, a.den);
+    for (const Group& group : head.groups) {
+      const int bits = group.quantiser.bits;
+      for (std::int64_t t = 0; t < n_full_tiles_; ++t) {
+        klt::pack_tile(a.u + (t * n_kept + group.first) * kRunLength, group.n_rows, bits,
+                       page + group.at + t * group.n_rows * packed_bytes(kRunLength, bits));
+      }
+    }
+  } else {
+    for (std::int64_t i = 0; i < n_kept; ++i) {
+      const klt::RowFit& row = head.fits[at(i)];
+      const Group& group = head.groups[at(head.group[at(head.kept[at(i)])])];
+      klt::quantise(a.y + i * V, a.inverse, V, group.quantiser, row.weight, a.u, a.num, a.den);
+      pack_codes(a.u, V, group.quantiser.bits, a.run);
+      scatter(group, row.place - group.first, a.run, page);
+    }
   }
+  // Behind all codes: packing may have written over its place.
   klt::fit_column_scales(a.num, a.den, V, a.half);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
   return true;

@@ -13,6 +13,7 @@
 
 #include "codec/codec.hpp"
 #include "codec/klt/fit.hpp"
+#include "codec/klt/head_fit.hpp"
 #include "codec/packed_read.hpp"
 
 namespace statepack {
@@ -85,9 +86,8 @@ class KltCodec final : public LayerCodec {
     std::vector<std::int32_t> rows;   ///< of the groups, one after the other
     std::vector<float> factors;       ///< of `rows`: r Delta, half of that at 2 bits
     std::vector<std::int32_t> group;  ///< [K] of a row, -1: no bits
-    std::vector<std::int32_t> place;  ///< [K] of a row in its group
-    std::vector<float> inverse_r;     ///< [K]
-    std::vector<float> weight;        ///< [K] r^2
+    std::vector<std::int32_t> kept;   ///< rows with bits, ascending
+    std::vector<klt::RowFit> fits;    ///< of `kept`
     std::int64_t columns = 0;         ///< bytes in the page
   };
   struct Arrays;

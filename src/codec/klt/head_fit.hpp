@@ -1,0 +1,34 @@
+// klt's fit where 16 divides V: the loops of fit.hpp a head at a time, to the same bits.
+//
+// "Kept" rows are those with bits, in ascending order, n of them.
+#pragma once
+
+#include <cstdint>
+
+namespace statepack::klt {
+
+/// How one kept row is quantised.
+struct RowFit {
+  float inverse_r = 0;
+  float inverse_step = 0;  ///< 1 / Delta
+  float middle = 0;        ///< 2^(b-1)
+  float step = 0;          ///< Delta
+  float weight = 0;        ///< r^2
+  std::int32_t place = 0;  ///< where its codes go: rows of one width lie together, widest first
+};
+
+/// y = z inverse_r and sum += y^2 for n rows of V columns in their order; y's row i comes from row
+/// from[i] of z.
+void normalise_rows(const float* z, const std::int32_t* from, const RowFit* rows, int n, int V,
+                    float* y, float* sum);
+
+/// Codes of the kept rows y [n][V] and the sums of the refit, num and den [V], in their order.
+/// `codes` is [V / 16][n][16], rows by `place`: a tile's codes of one width are one run of bytes.
+void quantise_rows(const float* y, const RowFit* rows, const float* inverse, int n, int V,
+                   std::uint8_t* codes, float* num, float* den);
+
+/// The codes of n rows of a tile, [n][16], packed to `bits` each: 2 n bits bytes. Up to 12 bytes
+/// behind them are overwritten.
+void pack_tile(const std::uint8_t* codes, int n, int bits, std::uint8_t* to);
+
+}  // namespace statepack::klt
