@@ -8,7 +8,8 @@
 //
 // M^T M = W~ whatever U is, so both statistics of Z are quadratic forms of moments of Y:
 //   r_i^2 = u_i^T C_h u_i,  mean s_j Z_ij^2 = u_i^T F_d u_i,  F_d = mean of sum_j s_j y_j y_j^T / V
-// and two passes over the text are enough: one for W and s, one for C and F.
+// and two passes over the text are enough: one for W and s, one for C and F. A third sees what
+// roundings cost, for the guard.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -28,6 +29,7 @@ namespace {
 
 constexpr std::int64_t kInterval = 32;
 constexpr double kRidge = 1e-3;  // of mean(diag W): bounds the condition of M by sqrt(K / kRidge)
+constexpr double kGuardQuantile = 0.99;  // of the states of a domain
 constexpr double kLeastScale = 0x1p-20;  // of rows that are zero in every state seen
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
@@ -105,6 +107,7 @@ class Transforms {
     SP_ASSIGN_OR_RETURN(const Allocation allocation, allocate_lagrangian(problem));
     result.cost = allocation.cost;
     report(readout, energies, allocation, result);
+    SP_RETURN_IF_ERROR(guard());
     result.plan.layers = std::move(layers_);
     return {};
   }
@@ -391,6 +394,45 @@ class Transforms {
     settings["gramian_interval"] = std::to_string(kGramianInterval);
     settings["rows"] = std::to_string(energies.size());
     settings["used_bits"] = std::to_string(allocation.n_bits);
+  }
+
+  /// What roundings of each head cost on the states seen, a third pass over them: the domain in
+  /// which most, and there nearly the largest.
+  Status guard() {
+    std::vector<std::unique_ptr<LayerCodec>> codecs;
+    std::vector<std::vector<float>> costs(moments_.size());  // [value head of all layers][state]
+    for (int l = 0; l < n_layers(); ++l) {
+      SP_ASSIGN_OR_RETURN(auto codec, KltCodec::make(shapes_[at(l)], &layers_[at(l)]));
+      codecs.push_back(std::move(codec));
+    }
+    const auto show = [&](int l, int h, std::int64_t, const float* X) {
+      const LayerCodec& codec = *codecs[at(l)];
+      const int K = shapes_[at(l)].K, V = shapes_[at(l)].V;
+      std::vector<float> Z(at(std::int64_t{K} * V));
+      std::vector<std::uint8_t> page(at(codec.page_bytes()));
+      std::vector<std::byte> scratch(codec.scratch_bytes());
+      small_gemm(K, V, K, codec.write_transform(h), 1, K, X, V, Z.data(), V, false);
+      float cost = 0;
+      codec.encode(h, Z.data(), page.data(), {}, {scratch, &cost});
+      costs[at(first_value_head(l) + h)].push_back(cost);
+    };
+    Collector collector(shapes_, n_domains(), samples_.updates, show, false);
+    SP_RETURN_IF_ERROR(run_.pass(collector));
+    for (int l = 0; l < n_layers(); ++l) {
+      for (int h = 0; h < shapes_[at(l)].n_value_heads; ++h) {
+        std::vector<std::vector<double>> by_domain(at(n_domains()));
+        const std::vector<float>& seen = costs[at(first_value_head(l) + h)];
+        for (std::size_t i = 0; i < seen.size(); ++i) {
+          by_domain[at(samples_.domains[at(l)][i])].push_back(double{seen[i]});
+        }
+        double most = 0;
+        for (const std::vector<double>& of : by_domain) {
+          if (!of.empty()) most = std::max(most, percentile(of, kGuardQuantile));
+        }
+        layers_[at(l)].guard.push_back(static_cast<float>(most));
+      }
+    }
+    return {};
   }
 
   const CodecConfig& config_;

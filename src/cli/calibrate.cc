@@ -5,16 +5,12 @@
 
 #include <filesystem>
 
-#include "base/file.hpp"
 #include "cli/command.hpp"
-#include "runtime/prompt.hpp"
 
 namespace statepack::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 
 struct Options {
   ModelOptions model;
@@ -23,23 +19,6 @@ struct Options {
   std::string out;
   CalibrationOptions calibration;
 };
-
-// Plain text, or conversations (one JSON object with `messages` a line) through the chat template.
-Result<std::vector<std::int32_t>> encode_text(const Session& session, const std::string& path) {
-  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
-  SP_RETURN_IF_ERROR(check_text(path, content));
-  if (!path.ends_with(".jsonl")) return session.tokenizer->encode(content, false);
-  if (session.chat_template == nullptr) {
-    return Status(Code::kInvalidArgument,
-                  path +
-                      ": holds conversations, but the checkpoint has no chat template; give "
-                      "plain text instead");
-  }
-  Result<std::vector<std::int32_t>> tokens =
-      encode_conversations(*session.tokenizer, *session.chat_template, content);
-  if (tokens.ok()) return tokens;
-  return Status(tokens.status().code(), path + ": " + tokens.status().message());
-}
 
 Result<int> run(const Options& options) {
   SP_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(options.scheme));

@@ -9,11 +9,18 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/file.hpp"
 #include "codec/codec.hpp"
 #include "model/utf8.hpp"
+#include "runtime/prompt.hpp"
 #include "statepack/scheme.hpp"
 
 namespace statepack::cli {
+namespace {
+
+constexpr std::size_t kMaxTextFileBytes = std::size_t{1} << 30;
+
+}  // namespace
 
 void add_json_option(CLI::App& command, bool* json) {
   command.add_flag("--json", *json, "Print one JSON document on stdout");
@@ -107,6 +114,22 @@ Status check_text(std::string_view what, std::string_view text) {
     at += step.n_bytes;
   }
   return {};
+}
+
+Result<std::vector<std::int32_t>> encode_text(const Session& session, const std::string& path) {
+  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextFileBytes));
+  SP_RETURN_IF_ERROR(check_text(path, content));
+  if (!path.ends_with(".jsonl")) return session.tokenizer->encode(content, false);
+  if (session.chat_template == nullptr) {
+    return Status(Code::kInvalidArgument,
+                  path +
+                      ": holds conversations, but the checkpoint has no chat template; give "
+                      "plain text instead");
+  }
+  Result<std::vector<std::int32_t>> tokens =
+      encode_conversations(*session.tokenizer, *session.chat_template, content);
+  if (tokens.ok()) return tokens;
+  return Status(tokens.status().code(), path + ": " + tokens.status().message());
 }
 
 std::string base_name(const std::string& path) {

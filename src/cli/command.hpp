@@ -76,6 +76,10 @@ CLI::Validator whole_number();
 /// Refuses text that no tokenizer has a meaning for. Errors: kInvalidArgument with `what` and the
 /// byte where UTF-8 breaks.
 Status check_text(std::string_view what, std::string_view text);
+/// The tokens of a file: of its text, or where it ends in .jsonl of its conversations (one JSON
+/// object with `messages` a line) through the chat template. Errors: as read_text_file() and
+/// check_text(), kInvalidArgument (no chat template, no conversations).
+Result<std::vector<std::int32_t>> encode_text(const Session& session, const std::string& path);
 
 /// Folder or file name without its path.
 std::string base_name(const std::string& path);

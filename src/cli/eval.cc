@@ -26,7 +26,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Schemes = std::vector<std::shared_ptr<const CompiledScheme>>;
 
-constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 constexpr std::int64_t kLongContext = 16384, kCompareSamples = 24;  // of --compare
 constexpr std::size_t kShown = 80;  // characters of an answer on the terminal
 
@@ -262,11 +261,17 @@ Status run_tasks(const Session& session, const Schemes& schemes, const Options& 
     const Clock::time_point start = Clock::now();
     std::vector<SampleOutcome> all;
     Status status;
+    GuardCounts guard;
     if (!samples.empty()) {
       Progress progress(fmt::format("{} ({} of {})", name, s + 1, schemes.size()), n_tokens);
       progress.note(outlook.text());
       status = run_task(*session.model, *session.threads, *session.tokenizer, schemes[s], samples,
-                        options.task, &progress, &all);
+                        options.task, &progress, &all, &guard);
+    }
+    if (guard.roundings > 0) {
+      fmt::print(stderr, "guard of {} on its tasks: {} of {} roundings of a head, {:.2f} %\n", name,
+                 guard.over, guard.roundings,
+                 100 * static_cast<double>(guard.over) / static_cast<double>(guard.roundings));
     }
     if (!status.ok() && status.code() != Code::kInterrupted) return status;
     const double seconds = seconds_since(start);
@@ -299,11 +304,9 @@ struct Text {
 };
 
 Result<Text> load_text(const Session& session, const std::string& path) {
-  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(path, kMaxTextBytes));
-  SP_RETURN_IF_ERROR(check_text(path, content));
   Text text;
   text.name = std::filesystem::path(path).stem().string();
-  text.tokens = session.tokenizer->encode(content, false);
+  SP_ASSIGN_OR_RETURN(text.tokens, encode_text(session, path));
   Sha256 sha;
   sha.update(std::as_bytes(std::span(text.tokens)));
   text.digest = sha.hex();
@@ -771,7 +774,10 @@ void add_eval(CLI::App& app, Command* command) {
   sub->add_option("--batch", o->task.batch, "Replies at the same time")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  sub->add_option("--text", o->texts, "Text to read by forced decode; may be given again")
+  sub->add_option(
+         "--text", o->texts,
+         "Text to read by forced decode, or .jsonl with one conversation (messages) a line; "
+         "may be given again")
       ->type_name("FILE");
   sub->add_option("--context", o->contexts, "Tokens of a window of text")
       ->delimiter(',')

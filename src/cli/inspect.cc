@@ -299,6 +299,9 @@ Result<int> inspect_plan(const Options& options) {
       }
       if (!layer.row_weight.empty()) head["row_weight_spread"] = s.weight_spread;
       if (!layer.high.empty()) head["high"] = s.high;
+      if (!layer.guard.empty()) {
+        head["guard"] = double{layer.guard[static_cast<std::size_t>(h)]};
+      }
       heads.push_back(std::move(head));
       const bool has_bits = !layer.bits.empty();
       table.add({fmt::format("{}", l), fmt::format("{}", h),
@@ -342,6 +345,16 @@ Result<int> inspect_plan(const Options& options) {
                   "pages        {} a sequence, {:.3f} bits a value\n",
                   plan.kind, plan.scheme, plan.fingerprint(), plan.model_fingerprint,
                   bytes_text(bits.page_bytes), bits.payload));
+  int n_guarded = 0, n_heads = 0;
+  for (const CompiledLayer& layer : compiled->layers()) {
+    for (int h = 0; h < layer.shape.n_value_heads; ++h, ++n_heads) {
+      n_guarded += layer.codec->guard(h) > 0 ? 1 : 0;
+    }
+  }
+  if (n_guarded > 0) {
+    print(fmt::format("guard        {} of {} heads: costly roundings are counted\n", n_guarded,
+                      n_heads));
+  }
   if (bits.shared_bytes > 0) {
     print(fmt::format("transforms   {}, once for all sequences\n", bytes_text(bits.shared_bytes)));
   }

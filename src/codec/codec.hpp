@@ -32,6 +32,9 @@ struct LayerPlan {
   /// M of klt, [n][K][K] row-major, one for each key head (n = H) or value head (n = HV), every
   /// value an f16; empty: the identity.
   std::vector<float> transform;
+  /// [HV] what klt's rounding of a head cost calibration, a high quantile over its states, in the
+  /// units of LayerCodec::guard(), finite and >= 0; empty: not known.
+  std::vector<float> guard;
 };
 
 /// Payload bytes of a page by what they hold. total() equals page_bytes() of the codec.
@@ -63,6 +66,8 @@ struct RoundingContext {
 /// Per-thread memory for encode and decode, so that neither allocates: sized by scratch_bytes().
 struct CodecScratch {
   std::span<std::byte> bytes;
+  /// Where a codec with a guard() leaves what a rounding costs; null: nobody asks.
+  float* cost = nullptr;
 };
 
 /// A state that is made while it is packed, so that it never leaves the first-level cache.
@@ -122,6 +127,11 @@ class LayerCodec {
   /// T_ij, which are M^T and M^-1; nullptr for the identity. Heads that share one give one pointer.
   virtual const float* write_transform(int head) const { return (void)head, nullptr; }
   virtual const float* read_transform(int head) const { return (void)head, nullptr; }
+
+  /// What one rounding of a head may cost before its states count as unlike those that the plan was
+  /// made for; 0: the codec or its plan does not say. Costs are in units of the codec's own and
+  /// known to encode alone.
+  virtual float guard(int head) const { return (void)head, 0.0f; }
 
   /// Where everything lies in a page, or nothing where no kernel but this codec's own may read it.
   virtual std::optional<PageMap> page_map() const { return std::nullopt; }

@@ -516,6 +516,7 @@ struct Row {
   float* written = nullptr;        // [unit][capacity][K] where due, see TransformedVectors
   RoundingContext rounding;
   std::uint32_t failed = 0;  // by any head; accessed atomically while heads run
+  GuardCounts guard;         // likewise
 
   void fail() { std::atomic_ref<std::uint32_t>(failed).store(1, std::memory_order_relaxed); }
 };
@@ -776,6 +777,34 @@ class TransformedVectors {
   std::int64_t n_rows_ = 0;  // of the wave
 };
 
+/// Asks a head's encoder what its rounding costs, and counts it against the head's guard.
+class GuardedRounding {
+ public:
+  GuardedRounding(const LayerState& state, int head, CodecScratch& scratch)
+      : limit_(state.guard == nullptr ? 0 : state.layer->codec->guard(head)), scratch_(scratch) {
+    scratch_.cost = limit_ > 0 ? &cost_ : nullptr;
+  }
+  GuardedRounding(const GuardedRounding&) = delete;
+  GuardedRounding& operator=(const GuardedRounding&) = delete;
+  ~GuardedRounding() { scratch_.cost = nullptr; }
+
+  /// After encoding.
+  void count(GuardCounts* to) const {
+    if (limit_ > 0) add(to, {1, cost_ > limit_ ? 1 : 0});
+  }
+  static void add(GuardCounts* to, const GuardCounts& counts) {
+    if (counts.roundings == 0) return;
+    std::atomic_ref<std::int64_t>(to->roundings)
+        .fetch_add(counts.roundings, std::memory_order_relaxed);
+    std::atomic_ref<std::int64_t>(to->over).fetch_add(counts.over, std::memory_order_relaxed);
+  }
+
+ private:
+  const float limit_;
+  float cost_ = 0;
+  CodecScratch& scratch_;
+};
+
 /// Whether pages are the f32 states themselves and every step rewrites them where they lie.
 bool works_in_place(const LayerState& state) {
   return state.scheme->period == 1 && state.layer->codec->in_place(0, state.pages) != nullptr;
@@ -793,9 +822,11 @@ void compute_head(const LayerState& state, const StepInput& input, Row& row, int
   const bool decode = state.scheme->period == 1;  // every step rewrites the state: it is needed
   bool finite = arithmetic.read(page, block, row.fill, token, decode, u, o);
   if (finite && row.due) {
+    const GuardedRounding guarded(state, head, thread_scratch().codec);
     finite = state.scheme->period > 1
                  ? arithmetic.rebuild(block, row.fill, token, u, row.staged, row.rounding)
                  : arithmetic.rewrite(token, u, row.staged, row.rounding);
+    guarded.count(&row.guard);
   } else if (finite && works_in_place(state)) {
     finite = arithmetic.write_stays_finite(token, u);
   }
@@ -849,6 +880,7 @@ void settle(const LayerState& state, std::span<const Row> wave) {
       mark_faulty(state, row.write);
       continue;
     }
+    GuardedRounding::add(state.guard, row.guard);
     if (state.scheme->period == 1) continue;
     Cursor& cursor = cursor_of(state, row.write);
     cursor = row.due ? Cursor{} : Cursor{row.fill + 1, row.limit};
@@ -940,7 +972,9 @@ void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& thread
     Head<gate> arithmetic(*state.layer, head);
     if (arithmetic.materialise(page_of(state, row.read), window_of(state, row.read), row.fill,
                                vectors.written(row, head))) {
+      const GuardedRounding guarded(state, head, thread_scratch().codec);
       arithmetic.encode(row.staged, row.rounding);
+      guarded.count(&row.guard);
     } else {
       row.fail();
     }
@@ -948,6 +982,7 @@ void flush_wave(const LayerState& state, std::span<Row> wave, ThreadPool& thread
   threads.parallel_for(static_cast<std::int64_t>(wave.size()) * HV, compute);
   for (const Row& row : wave) {
     if (row.failed != 0) continue;
+    GuardedRounding::add(state.guard, row.guard);
     std::memcpy(page_of(state, row.write), row.staged,
                 static_cast<std::size_t>(state.layer->codec->page_bytes()));
   }
@@ -1117,7 +1152,9 @@ Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std
       small_gemm(shape.K, shape.V, shape.K, Mt, 1, K, X, V, scratch.S, V, false);
       X = scratch.S;
     }
+    const GuardedRounding guarded(state, head, scratch.codec);
     codec.encode(head, X, page_of(state, slot), at, scratch.codec);
+    guarded.count(state.guard);
   });
   cursor_of(state, slot) = Cursor{0, first_limit(*state.scheme, n_tokens)};
   return {};

@@ -15,6 +15,13 @@
 
 namespace statepack {
 
+/// How often a layer's heads were rounded, where its codec has a guard. Counts grow while others
+/// read them.
+struct GuardCounts {
+  std::int64_t roundings = 0;  ///< of one head each
+  std::int64_t over = 0;       ///< of them, that cost more than LayerCodec::guard() says
+};
+
 /// One layer of a pool as the step sees it. All strides in bytes between consecutive slots.
 struct LayerState {
   const CompiledLayer* layer = nullptr;
@@ -29,6 +36,7 @@ struct LayerState {
   std::uint32_t* faults = nullptr;  ///< per slot, sticky: non-zero = quarantined
   std::int64_t fault_stride = 0;    ///< in bytes
   std::uint32_t index = 0;          ///< of the recurrent layer, for stochastic rounding
+  GuardCounts* guard = nullptr;     ///< of this layer, added to; null: not counted
 };
 
 /// The token of every row. q is scaled and, like k, normalised; strides in floats between rows.

@@ -268,6 +268,9 @@ Status forced_decode(Model& model, ThreadPool& threads,
     ForcedResult& out = results[s];
     out.n_windows += n_windows;
     out.n_failed += std::count(lanes[s].failed.begin(), lanes[s].failed.end(), true);
+    const GuardCounts guard = lanes[s].pool->guard_counts();
+    out.guard.roundings += guard.roundings;
+    out.guard.over += guard.over;
     for (std::size_t i = 0; i < out.buckets.size(); ++i) {
       PositionBucket& to = out.buckets[i];
       const PositionBucket& from = sums[s].buckets[i];

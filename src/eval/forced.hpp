@@ -42,6 +42,7 @@ struct ForcedResult {
   std::int64_t n_failed = 0;  ///< windows that ended early because the state became non-finite
   std::vector<PositionBucket> buckets;
   std::vector<StateDrift> drift;
+  GuardCounts guard;  ///< of all windows, where the scheme's plan has a guard
 
   PositionBucket total() const;
 };

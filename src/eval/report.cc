@@ -259,11 +259,28 @@ std::vector<std::string> legend() {
       "states; \"KL 1k\" is the mean over the last eighth before 1,024 tokens, [896, 1024), and so "
       "are the top-1 agreement in % and the excess nats there.");
   sentences.emplace_back("ppl: perplexity of the same reading, every window from a zero state.");
+  sentences.emplace_back(
+      "guard: roundings of one head that cost more than twice what the plan's calibration saw of "
+      "it.");
   sentences.emplace_back("state error: |S - S_fp32| / |S_fp32|, mean over windows and layers.");
   return sentences;
 }
 
-std::string overview_table(const Json& document) { return overview(document).text(); }
+std::string overview_table(const Json& document) {
+  std::string text = overview(document).text();
+  for (const std::string& name : scheme_names(document)) {
+    const Json* forced = find_value(document["runs"][name], {"forced"});
+    if (forced == nullptr) continue;
+    for (const auto& [piece, sums] : forced->items()) {
+      const auto n = sums.value("guarded_roundings", std::int64_t{0});
+      if (n == 0) continue;
+      const auto over = sums.value("over_guard", std::int64_t{0});
+      text += fmt::format("guard of {} on {}: {} of {} roundings of a head, {:.2f} %\n", name,
+                          piece, over, n, 100 * static_cast<double>(over) / static_cast<double>(n));
+    }
+  }
+  return text;
+}
 
 std::string markdown_report(std::span<const Json> documents, const std::string& command) {
   const bool one = documents.size() == 1;

@@ -400,6 +400,8 @@ ForcedResult forced_so_far(const Json& run, const std::string& name, const Json&
   ForcedResult result = empty;
   result.n_windows = value_or<std::int64_t>(*forced, "n_windows", 0);
   result.n_failed = value_or<std::int64_t>(*forced, "n_failed", 0);
+  result.guard.roundings = value_or<std::int64_t>(*forced, "guarded_roundings", 0);
+  result.guard.over = value_or<std::int64_t>(*forced, "over_guard", 0);
   const Json* buckets = find_value(*forced, {"buckets"});
   const Json* drift = find_value(*forced, {"drift"});
   if (buckets == nullptr || !buckets->is_array() || buckets->size() != result.buckets.size() ||
@@ -438,6 +440,10 @@ void record_forced(Json& run, const std::string& name, const Json& config,
     }
     sums["drift"].push_back(std::move(drift));
   }
+  if (result.guard.roundings > 0) {
+    sums["guarded_roundings"] = result.guard.roundings;
+    sums["over_guard"] = result.guard.over;
+  }
   run["forced"][name] = std::move(sums);
   run["configs"][name] = config;
   const PositionBucket total = result.total();
@@ -456,6 +462,10 @@ void record_forced(Json& run, const std::string& name, const Json& config,
     for (auto& [key, value] : run["results"][name].items()) {
       if (value.is_number_float()) value = nullptr;
     }
+  }
+  if (result.guard.roundings > 0) {
+    run["results"][name]["over_guard,none"] =
+        static_cast<double>(result.guard.over) / static_cast<double>(result.guard.roundings);
   }
   run["n-samples"][name] = Json{{"original", total.n}, {"effective", total.n}};
   run["higher_is_better"][name] =

@@ -172,7 +172,7 @@ std::int64_t reply_limit(const TaskSample& sample, const TaskOptions& options) {
 Status run_task(Model& model, ThreadPool& threads, const Tokenizer& tokenizer,
                 const std::shared_ptr<const CompiledScheme>& scheme,
                 std::span<const TaskSample> samples, const TaskOptions& options, Progress* progress,
-                std::vector<SampleOutcome>* outcomes) {
+                std::vector<SampleOutcome>* outcomes, GuardCounts* guard) {
   PoolConfig pool_config;
   pool_config.n_slots = std::min(options.batch, std::ssize(samples));
   pool_config.conv_floats = model.config().conv_floats();
@@ -221,7 +221,13 @@ Status run_task(Model& model, ThreadPool& threads, const Tokenizer& tokenizer,
     SP_ASSIGN_OR_RETURN([[maybe_unused]] const RequestId id,
                         engine->submit(std::move(request), on_token));
   }
-  return engine->run();
+  SP_RETURN_IF_ERROR(engine->run());
+  if (guard != nullptr) {
+    const GuardCounts counts = pool->guard_counts();
+    guard->roundings += counts.roundings;
+    guard->over += counts.over;
+  }
+  return {};
 }
 
 }  // namespace statepack

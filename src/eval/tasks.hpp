@@ -73,11 +73,11 @@ struct TaskOptions {
 std::int64_t reply_limit(const TaskSample& sample, const TaskOptions& options);
 
 /// Greedy replies to all samples, longest first so that the batch stays full. `outcomes` in the
-/// order of the samples, whatever the batch. Errors: kInterrupted (replies that ended before are in
-/// `outcomes`), and as Engine and StatePool.
+/// order of the samples, whatever the batch. Adds to `guard`. Errors: kInterrupted (replies that
+/// ended before are in `outcomes`), and as Engine and StatePool.
 Status run_task(Model& model, ThreadPool& threads, const Tokenizer& tokenizer,
                 const std::shared_ptr<const CompiledScheme>& scheme,
                 std::span<const TaskSample> samples, const TaskOptions& options, Progress* progress,
-                std::vector<SampleOutcome>* outcomes);
+                std::vector<SampleOutcome>* outcomes, GuardCounts* guard = nullptr);
 
 }  // namespace statepack

@@ -44,6 +44,7 @@ struct StatePool::Impl {
   std::int64_t n_slots = 0;
   std::uint8_t* memory = nullptr;
   std::int64_t n_bytes = 0;
+  std::vector<GuardCounts> guards;  // [layers], added to by steps while others read
 
   mutable std::mutex mutex;           // guards what follows
   std::int64_t* free_list = nullptr;  // [n_slots], the first n_free are free, last in first out

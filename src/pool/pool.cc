@@ -92,6 +92,7 @@ Result<std::unique_ptr<StatePool>> StatePool::create(std::shared_ptr<const Compi
   impl.layout = SlotLayout(*scheme, config.conv_floats);
   impl.scheme = std::move(scheme);
   impl.n_slots = config.n_slots;
+  impl.guards.resize(impl.layout.layers.size());
 
   // Compare slots, not bytes: the product could overflow before it is known to fit.
   const std::int64_t per_slot = slot_bytes(impl.layout);
@@ -147,6 +148,26 @@ std::int64_t StatePool::nonfinite_total() const {
     if ((impl_->flags[i] & Impl::kUsed) != 0 && impl_->faulty(i)) ++n;
   }
   return n;
+}
+
+GuardCounts StatePool::guard_counts(int recurrent_layer) const {
+  SP_CHECK(recurrent_layer >= 0 && recurrent_layer < static_cast<int>(impl_->guards.size()),
+           "no such recurrent layer");
+  GuardCounts& counts = impl_->guards[static_cast<std::size_t>(recurrent_layer)];
+  const auto load = [](std::int64_t& n) {
+    return std::atomic_ref<std::int64_t>(n).load(std::memory_order_relaxed);
+  };
+  return {load(counts.roundings), load(counts.over)};
+}
+
+GuardCounts StatePool::guard_counts() const {
+  GuardCounts sum;
+  for (int layer = 0; layer < static_cast<int>(impl_->guards.size()); ++layer) {
+    const GuardCounts counts = guard_counts(layer);
+    sum.roundings += counts.roundings;
+    sum.over += counts.over;
+  }
+  return sum;
 }
 
 Result<std::int64_t> StatePool::alloc() {
@@ -215,6 +236,7 @@ LayerState StatePool::layer(int recurrent_layer) {
   state.page_stride = state.window_stride = state.cursor_stride = state.fault_stride =
       impl.layout.n_bytes;
   state.index = static_cast<std::uint32_t>(recurrent_layer);
+  state.guard = &impl.guards[index];
   return state;
 }
 

@@ -60,6 +60,10 @@ class StatePool {
   static std::int64_t bytes_per_slot(const CompiledScheme& scheme, std::int64_t conv_floats);
   std::int64_t bytes_allocated() const;  ///< of all slots, sentinel included: what was really taken
   std::int64_t nonfinite_total() const;  ///< slots quarantined so far
+  /// Roundings so far, of all slots and layers, and of one layer: those of a scheme whose plan has
+  /// a guard; else zeros.
+  GuardCounts guard_counts() const;
+  GuardCounts guard_counts(int recurrent_layer) const;
 
   /// A slot with everything zeroed: pages, windows, cursors, conv history, token count.
   /// Errors: kExhausted.

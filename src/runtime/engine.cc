@@ -185,6 +185,7 @@ EngineStats Engine::stats() const {
   EngineStats stats = stats_;
   stats.n_waiting = std::ssize(waiting_);
   stats.nonfinite = pool_.nonfinite_total();
+  stats.guard = pool_.guard_counts();
   return stats;
 }
 

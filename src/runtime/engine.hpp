@@ -95,6 +95,7 @@ struct EngineStats {
   /// flush at the same token.
   std::int64_t flushes = 0;
   std::int64_t nonfinite = 0;          ///< slots quarantined so far
+  GuardCounts guard;                   ///< roundings unlike those that the plan was made for
   std::int64_t kv_bytes_reserved = 0;  ///< for the longest replies of admitted requests
   std::int64_t kv_bytes_limit = 0;     ///< EngineConfig::kv_bytes
   PrefixCacheStats prefix;             ///< zeros when there is no prefix cache

@@ -179,6 +179,11 @@ Status check_values(const std::string& label, const std::string& prefix, const L
       return bad("transform", row, shape.K, "the row holds NaN or Inf");
     }
   }
+  for (std::size_t i = 0; i < layer.guard.size(); ++i) {
+    if (!std::isfinite(layer.guard[i]) || layer.guard[i] < 0) {
+      return bad("guard", i, 1, "the cost is not a finite number of at least 0");
+    }
+  }
   for (std::size_t i = 0; i < layer.high.size(); ++i) {
     if (layer.high[i] > 1) {
       return bad("high", i, 1, "the mark " + std::to_string(layer.high[i]) + " is neither 0 nor 1");
@@ -249,6 +254,10 @@ Status Plan::save(const std::string& path) const {
       const std::int64_t n = std::ssize(halves) / (std::int64_t{shape.K} * shape.K);
       writer.add(tensor_name(i, "transform"), DType::kF16, {n, shape.K, shape.K},
                  std::as_bytes(std::span(halves)));
+    }
+    if (!layer.guard.empty()) {
+      writer.add(tensor_name(i, "guard"), DType::kF32, {shape.n_value_heads},
+                 std::as_bytes(std::span(layer.guard)));
     }
   }
   const Json json = {{"format_version", kFormatVersion},
@@ -342,6 +351,12 @@ Result<Plan> Plan::parse(std::span<const std::byte> bytes, const std::string& la
                               " value heads");
       }
       SP_ASSIGN_OR_RETURN(layer.transform, to_f32(tensor));
+      known.insert(name);
+    }
+    if (const std::string name = tensor_name(i, "guard"); file.find(name) != nullptr) {
+      SP_ASSIGN_OR_RETURN(const TensorView tensor,
+                          take(file, name, DType::kF32, {shape.n_value_heads}));
+      SP_ASSIGN_OR_RETURN(layer.guard, to_f32(tensor));
       known.insert(name);
     }
     SP_RETURN_IF_ERROR(check_values(label, tensor_name(i, ""), shape, layer));

@@ -15,8 +15,8 @@ namespace statepack {
 /// File layout: metadata {"statepack": JSON with format version, plan kind, scheme, model
 /// fingerprint, calibration data identity and settings, per-layer summary}; tensors
 /// `layers.N.bits` U8 [HV, K], `layers.N.row_weight` and `layers.N.row_scale` F32 [HV, K],
-/// `layers.N.high` U8 [HV], `layers.N.transform` F16 [H or HV, K, K], where N counts recurrent
-/// layers from 0.
+/// `layers.N.high` U8 [HV], `layers.N.transform` F16 [H or HV, K, K], `layers.N.guard` F32 [HV],
+/// where N counts recurrent layers from 0.
 struct Plan {
   static constexpr int kFormatVersion = 1;
   std::string kind;    ///< what it provides: "stepquant", "pace-high", "damp-rows" or "klt"
@@ -27,7 +27,8 @@ struct Plan {
   std::vector<LayerShape> shapes;               ///< [n recurrent layers]
   std::vector<LayerPlan> layers;
 
-  /// SHA-256 over everything that changes packed bytes (kind, shapes, layers, model), hex.
+  /// SHA-256 over everything that changes packed bytes (kind, shapes, layers but for their guards,
+  /// model), hex.
   std::string fingerprint() const;
   Status save(const std::string& path) const;
   /// Checks everything: dtypes, shapes, widths, finite positive weights. Errors: kCorrupt,

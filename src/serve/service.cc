@@ -584,6 +584,8 @@ void Service::get_status(const ExchangePtr& exchange) {
              {"slots", s.n_slots},
              {"used", n_used},
              {"nonfinite", e.nonfinite},
+             {"guarded_roundings", e.guard.roundings},
+             {"over_guard", e.guard.over},
              {"flushes", e.flushes}}},
            {"requests",
             {{"running", e.n_running},
@@ -662,6 +664,12 @@ void Service::get_metrics(const ExchangePtr& exchange) {
             number(e.flushes));
   m.counter("statepack:state_nonfinite_total", "Slots quarantined for a state that was not finite.",
             number(e.nonfinite));
+  m.counter("statepack:state_guarded_roundings_total",
+            "Roundings of one head where the plan says what they may cost.",
+            number(e.guard.roundings));
+  m.counter("statepack:state_guard_total",
+            "Of them, those that cost more: states unlike the plan's calibration texts.",
+            number(e.guard.over));
   m.head("statepack:kernel_served_total", "counter",
          "Decoded rows by the kernels that served them.");
   m.sample(number(e.decode_rows), {{"impl", "cpu"}});

@@ -126,6 +126,26 @@ TEST(Transforms, MakeRowsUncorrelatedAndScaleThem) {
 TEST(Transforms, DoNotDependOnThreads) {
   const Made one = make("klt:3", two_texts(), 1), three = make("klt:3", two_texts(), 3);
   EXPECT_EQ(one.plan().fingerprint(), three.plan().fingerprint());
+  for (std::size_t l = 0; l < kShapes.size(); ++l) {
+    EXPECT_EQ(one.plan().layers[l].guard, three.plan().layers[l].guard);
+  }
+}
+
+// The guard of a head is near the largest cost of rounding a state of the calibration, and falls
+// with the bits.
+TEST(Transforms, GuardsAreCostsSeen) {
+  const Made three = make("klt:3", two_texts()), eight = make("klt:8", two_texts());
+  EXPECT_EQ(three.calibration.n_passes, 3);
+  for (std::size_t l = 0; l < kShapes.size(); ++l) {
+    const std::vector<float>& low = three.plan().layers[l].guard;
+    const std::vector<float>& high = eight.plan().layers[l].guard;
+    ASSERT_EQ(std::ssize(low), kShapes[l].n_value_heads);
+    for (std::size_t h = 0; h < low.size(); ++h) {
+      EXPECT_GT(high[h], 0);
+      EXPECT_LT(high[h], 0.1f * low[h]) << l << " " << h;
+      EXPECT_LT(low[h], 10);  // columns of Z have RMS 1 on the average
+    }
+  }
 }
 
 // The order of the texts is not part of the method: only f32 sums round differently.

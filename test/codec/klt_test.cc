@@ -304,6 +304,33 @@ TEST(Klt, FitsOfAHeadAreThoseOfItsRows) {
   });
 }
 
+// What a rounding is said to cost is what it lost, rows without bits included.
+TEST(Klt, CostOfARoundingIsItsSquaredError) {
+  for (const int V : {32, 33}) {
+    const LayerShape shape{1, 3, 40, V, Gate::kScalar};
+    LayerPlan plan = testing::test_plan(shape, testing::config_of("klt", "4"));
+    std::fill_n(plan.bits.begin() + 80, 40, std::uint8_t{0});  // the last head keeps nothing
+    plan.guard = {0.25f, 0.0f, 3.0f};
+    const auto codec = make(shape, plan);
+    const std::vector<float> X = test::normal_state(40 * V, 9, 1.5f);
+    std::vector<std::uint8_t> page(at(codec->page_bytes()));
+    std::vector<std::byte> scratch(codec->scratch_bytes());
+    for (int h = 0; h < 3; ++h) {
+      EXPECT_EQ(codec->guard(h), klt::kGuardFactor * plan.guard[at(h)]);
+      float cost = -1;
+      codec->encode(h, X.data(), page.data(), {}, {scratch, &cost});
+      std::vector<float> back(X.size());
+      codec->decode(h, page.data(), back.data(), {scratch});
+      EXPECT_NEAR(cost, test::mean_square_error(X, back), 1e-4 * cost) << V << " head " << h;
+    }
+    plan.guard.pop_back();
+    EXPECT_EQ(kKltInfo.make(testing::config_of("klt", "4"), shape, &plan).status().code(),
+              Code::kMismatch);
+    plan.guard.clear();
+    EXPECT_EQ(make(shape, plan)->guard(0), 0);
+  }
+}
+
 TEST(Klt, ZeroColumnsAndRowsRestoreToZero) {
   const LayerShape shape{1, 1, 16, 32, Gate::kScalar};
   testing::Packed packed(make(shape, uniform_plan(shape, 2)));

@@ -1026,6 +1026,54 @@ TEST(Transform, KltRowsDoNotDependOnTheirBatch) {
   }
 }
 
+// Every rounding of a head is counted once, and again where it costs more than its guard.
+TEST(Transform, RoundingsAreCountedAgainstTheirGuards) {
+  const LayerShape s = shape(2, 4, 32, 64);
+  ThreadPool threads(3);
+  const Scheme scheme = parse("klt:4,period=3");
+  const auto config = codec_config(scheme);
+  LayerPlan plan = any_plan(s, *config);
+  plan.guard = {0.0f, 1e-9f, 1e9f, 1e-9f};  // unknown, always over, never over, always over
+  OneLayer layer(scheme, s, 70, *config->info->make(*config, s, &plan));
+  OneLayer silent(scheme, s, 70, *config->info->make(*config, s, &plan));
+  GuardCounts counts;
+  LayerState state = layer.state();
+  state.guard = &counts;
+  Stream stream(3);
+  std::vector<float> S(static_cast<std::size_t>(s.n_values()));
+  for (float& x : S) x = stream.normal();
+  for (int slot = 1; slot < 70; ++slot) {
+    ASSERT_TRUE(hand_over(state, slot, S.data(), 0, threads).ok());
+    ASSERT_TRUE(hand_over(silent.state(), slot, S.data(), 0, threads).ok());
+  }
+  EXPECT_EQ(counts.roundings, 3 * 69);
+  EXPECT_EQ(counts.over, 2 * 69);
+  for (const int n_rows : {69, 2}) {  // by rows and by heads
+    counts = {};
+    Batch batch(s, n_rows);
+    for (int t = 0; t < 3; ++t) {
+      stream.fill(batch);
+      ASSERT_TRUE(step(state, batch.input(), threads).ok());
+      EXPECT_EQ(counts.roundings, t < 2 ? 0 : 3 * n_rows);
+      ASSERT_TRUE(run(silent, batch, threads).ok());
+    }
+    EXPECT_EQ(counts.over, 2 * n_rows);
+  }
+  Batch batch(s, 1);
+  stream.fill(batch);
+  ASSERT_TRUE(step(state, batch.input(), threads).ok());
+  ASSERT_TRUE(run(silent, batch, threads).ok());
+  counts = {};
+  const std::int64_t slots[] = {1, 2};
+  ASSERT_TRUE(flush(state, slots, threads).ok());  // slot 2 has nothing to round
+  ASSERT_TRUE(flush(silent.state(), slots, threads).ok());
+  EXPECT_EQ(counts.roundings, 3);
+  EXPECT_EQ(counts.over, 2);
+  for (int slot = 1; slot < 70; ++slot) {  // counting changes no bytes
+    EXPECT_TRUE(same_bits(layer.slot_bytes(slot), silent.slot_bytes(slot)));
+  }
+}
+
 // Bytes of a page that no head owns stay zero, whatever other pages the same threads made before.
 TEST(Transform, PaddingOfAPageStaysZero) {
   ThreadPool threads(1);

@@ -35,6 +35,7 @@ Plan example() {
     if (HV == 4) {  // one layer without these: older files have none
       layer.row_scale.assign(layer.bits.size(), 1.75f);
       for (int i = 0; i < 9; ++i) layer.transform.push_back(0.125f * static_cast<float>(i * i));
+      layer.guard = {0.5f, 0.0f, 0.25f, 8.0f};
     }
     plan.shapes.push_back(shape);
     plan.layers.push_back(layer);
@@ -73,6 +74,7 @@ TEST_F(PlanFile, ComesBackWhole) {
     EXPECT_EQ(loaded->layers[i].high, plan.layers[i].high);
     EXPECT_EQ(loaded->layers[i].row_scale, plan.layers[i].row_scale);
     EXPECT_EQ(loaded->layers[i].transform, plan.layers[i].transform);
+    EXPECT_EQ(loaded->layers[i].guard, plan.layers[i].guard);
   }
   EXPECT_EQ(loaded->fingerprint(), plan.fingerprint());
 }
@@ -86,6 +88,18 @@ TEST_F(PlanFile, SummarisesEveryLayer) {
   EXPECT_EQ(json["layers"][0]["summary"]["rows_by_bits"]["16"], 3);
   EXPECT_EQ(json["layers"][0]["summary"]["mean_bits"], 11.0);
   EXPECT_EQ(json["layers"][0]["summary"]["high_heads"], (std::vector<int>{0, 1}));
+}
+
+TEST_F(PlanFile, RefusesGuardsThatAreNoCosts) {
+  for (const float bad : {-1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    Plan plan = example();
+    plan.layers[1].guard[2] = bad;
+    ASSERT_TRUE(plan.save(path()).ok());
+    const auto loaded = Plan::load(path());
+    ASSERT_FALSE(loaded.ok());
+    EXPECT_EQ(loaded.status().code(), Code::kCorrupt);
+    EXPECT_NE(loaded.status().message().find("head 2"), std::string::npos);
+  }
 }
 
 TEST(PlanFingerprint, ChangesWithEverythingThatChangesBytes) {
@@ -111,6 +125,7 @@ TEST(PlanFingerprint, ChangesWithEverythingThatChangesBytes) {
   }
   Plan same = plan;
   same.settings["note"] = "made on a Tuesday";
+  same.layers[1].guard.clear();
   EXPECT_EQ(same.fingerprint(), before);
 }
 

@@ -286,6 +286,7 @@ TEST_F(ServeTest, ShowsStatusMetricsSlotsAndPage) {
         "statepack:num_requests_running{model_name=\"statepack-gdn\"} 0\n",
         "# TYPE statepack:time_to_first_token_seconds histogram\n",
         "statepack:state_nonfinite_total{model_name=\"statepack-gdn\"} 0\n",
+        "statepack:state_guard_total{model_name=\"statepack-gdn\"} 0\n",
         "statepack:kernel_served_total{model_name=\"statepack-gdn\",impl=\"cpu\"}"}) {
     EXPECT_THAT(metrics.body, HasSubstr(line));
   }

@@ -1,5 +1,6 @@
 #include "codec/klt/fit.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/half.hpp"
@@ -49,6 +50,34 @@ SP_CLONES void quantise(const float* __restrict y, const float* __restrict inver
     den[j] += wv * v;
     u[j] = static_cast<std::uint8_t>(code);
   }
+}
+
+SP_CLONES void add_squares(const float* __restrict z, int n, std::int64_t V,
+                           float* __restrict sum) {
+  constexpr std::int64_t kBlock = 64;  // columns whose sums stay in registers
+  std::int64_t j = 0;
+  for (; j + kBlock <= V; j += kBlock) {
+    float lane[kBlock] = {};
+    for (int i = 0; i < n; ++i) {
+      const float* const x = z + i * V + j;
+      for (std::int64_t l = 0; l < kBlock; ++l) lane[l] += x[l] * x[l];
+    }
+    for (std::int64_t l = 0; l < kBlock; ++l) sum[j + l] += lane[l];
+  }
+  for (int i = 0; i < n; ++i) {
+    for (std::int64_t l = j; l < V; ++l) sum[l] += z[i * V + l] * z[i * V + l];
+  }
+}
+
+float rounding_cost(const float* energy, const float* num, const float* den,
+                    const std::uint16_t* half, std::int64_t V) {
+  double cost = 0;
+  for (std::int64_t j = 0; j < V; ++j) {
+    const double c = f16_to_f32(half[j]);
+    // Of a column that was kept to the last bit the difference may come out below 0.
+    cost += std::max(double{energy[j]} - c * (2 * double{num[j]} - c * double{den[j]}), 0.0);
+  }
+  return static_cast<float>(cost);
 }
 
 SP_CLONES void fit_column_scales(const float* __restrict num, const float* __restrict den,

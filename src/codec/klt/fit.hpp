@@ -23,6 +23,14 @@ struct Quantiser {
 void quantise(const float* y, const float* inverse, std::int64_t n, Quantiser q, float weight,
               std::uint8_t* u, float* num, float* den);
 
+/// sum += z^2, for n rows of V columns.
+void add_squares(const float* z, int n, std::int64_t V, float* sum);
+
+/// What a column of c keeps of its energy: sum_i (z_i - r_i c v_i)^2 over columns, where energy is
+/// sum_i z_i^2 of all rows, kept or not.
+float rounding_cost(const float* energy, const float* num, const float* den,
+                    const std::uint16_t* half, std::int64_t V);
+
 /// c = f16(num / den), 0 where nothing was summed, and its halves.
 void fit_column_scales(const float* num, const float* den, std::int64_t n, std::uint16_t* half);
 

@@ -71,6 +71,11 @@ Status check_plan(const LayerShape& shape, const LayerPlan* plan) {
                                  " row scales for a layer of " + std::to_string(HV) + " heads x " +
                                  std::to_string(K) + " rows; calibrate this model"};
   }
+  if (!plan->guard.empty() && plan->guard.size() != HV) {
+    return {Code::kMismatch, "the klt plan guards " + std::to_string(plan->guard.size()) +
+                                 " heads of a layer of " + std::to_string(HV) +
+                                 "; calibrate this model"};
+  }
   const std::size_t n = plan->transform.size();
   if (n != 0 && n != H * K * K && n != HV * K * K) {
     return {Code::kMismatch, "the klt plan's transform has " + std::to_string(n) + " values; a " +
@@ -124,6 +129,7 @@ struct KltCodec::Arrays {
   float* inverse;       // [V]
   float* num;           // [V]
   float* den;           // [V]
+  float* energy;        // [V]
   float* c;             // [V]
   std::uint8_t* u;      // [n][V] by tiles, or [V] where 16 does not divide V
   std::uint8_t* run;    // all runs of a row, and what unpacking may read
@@ -137,6 +143,7 @@ struct KltCodec::Arrays {
     take(inverse, V);
     take(num, V);
     take(den, V);
+    take(energy, V);
     take(c, V);
     take(u, codec.last_tile_ == 0 ? K * V : V);
     take(run, V);
@@ -165,6 +172,7 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
     const std::size_t begin = static_cast<std::size_t>(h) * static_cast<std::size_t>(K);
     head.group.assign(static_cast<std::size_t>(K), -1);
     head.fits.resize(static_cast<std::size_t>(K));
+    if (!plan->guard.empty()) head.guard = klt::kGuardFactor * plan->guard[at(h)];
     for (auto width = klt::kWidths.rbegin(); width->bits != 0; ++width) {  // widest first
       Group group;
       group.quantiser = {width->bits, width->step};
@@ -273,10 +281,14 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
   const Arrays a(*this, scratch);
   // (1), and the sums of (2)
   std::fill_n(a.sum, V, 0.0f);
+  std::fill_n(a.energy, V, 0.0f);
+  std::fill_n(a.num, V, 0.0f);
+  std::fill_n(a.den, V, 0.0f);
   std::int64_t e = 0;  // in head.kept
   for (std::int64_t begin = 0; begin < K; begin += RowSource::kMaxRows) {
     const int n = static_cast<int>(std::min<std::int64_t>(K - begin, RowSource::kMaxRows));
     const float* const z = X.rows(static_cast<int>(begin), n);
+    if (scratch.cost != nullptr) klt::add_squares(z, n, V, a.energy);
     std::int32_t from[RowSource::kMaxRows];
     const std::int64_t first = e;
     for (; e < std::ssize(head.kept) && head.kept[at(e)] < begin + n; ++e) {
@@ -293,12 +305,19 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
       }
     }
   }
-  if (head.groups.empty()) return true;
+  const auto report = [&] {
+    if (scratch.cost == nullptr) return;
+    *scratch.cost = klt::rounding_cost(a.energy, a.num, a.den, a.half, V) /
+                    (static_cast<float>(K) * static_cast<float>(V));
+  };
+  if (head.groups.empty()) {
+    std::fill_n(a.half, V, std::uint16_t{0});
+    report();
+    return true;
+  }
   const int n_kept = static_cast<int>(e);
   klt::first_column_scales(a.sum, V, static_cast<float>(n_kept), a.inverse);
   // (3), and the sums of (4)
-  std::fill_n(a.num, V, 0.0f);
-  std::fill_n(a.den, V, 0.0f);
   if (last_tile_ == 0) {
     klt::quantise_rows(a.y, head.fits.data(), a.inverse, n_kept, shape_.V, a.u, a.num, a.den);
     for (const Group& group : head.groups) {
@@ -320,6 +339,7 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
   // Behind all codes: packing may have written over its place.
   klt::fit_column_scales(a.num, a.den, V, a.half);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+  report();
   return true;
 }
 

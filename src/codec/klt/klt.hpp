@@ -37,6 +37,10 @@ inline constexpr std::array<Width, 7> kWidths = {{{0, 0.0f, 1.0},
                                                   {6, 0.1041f, 0.00104},
                                                   {8, 0.0308f, 8.8e-5}}};
 
+/// A rounding counts as outside what calibration saw when it costs this many times the plan's
+/// guard.
+inline constexpr float kGuardFactor = 2;
+
 }  // namespace klt
 
 /// Page      head by head: the rows of each width, widest first, then f16 column scales, V (none
@@ -68,6 +72,9 @@ class KltCodec final : public LayerCodec {
   /// Where 16 divides V.
   bool read_two(int head, const std::uint8_t* page, const float* a, const float* b, float* p,
                 float* r, CodecScratch scratch) const override;
+  /// Of sum_ij (Z_ij - Zhat_ij)^2 / (K V), rows without bits included: a unit error costs the same
+  /// in every row.
+  float guard(int head) const override { return this->head(head).guard; }
   const float* write_transform(int head) const override { return transform(M_transposed_, head); }
   const float* read_transform(int head) const override { return transform(M_inverse_, head); }
 
@@ -89,6 +96,7 @@ class KltCodec final : public LayerCodec {
     std::vector<std::int32_t> kept;   ///< rows with bits, ascending
     std::vector<klt::RowFit> fits;    ///< of `kept`
     std::int64_t columns = 0;         ///< bytes in the page
+    float guard = 0;                  ///< see guard()
   };
   struct Arrays;
 

@@ -72,6 +72,8 @@ function facts(status) {
     ["attention cache", `${bytes(kv.reserved_bytes)} of ${limit}`],
     ["windows rounded", state.flushes],
     ["states not finite", state.nonfinite],
+    ...(state.guarded_roundings > 0
+      ? [["over the guard", `${state.over_guard} of ${state.guarded_roundings} roundings`]] : []),
     ["prefix cache", cache.mode === "off" ? "off" :
       `${cache.mode}: ${cache.snapshots} states in ${cache.nodes} nodes, ` +
       `${bytes(cache.bytes)} of ${bytes(cache.max_bytes)}`],
