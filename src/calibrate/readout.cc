@@ -106,12 +106,41 @@ class Chunk {
   double decay_[kC] = {}, beta_[kC] = {};
 };
 
+// W becomes W before one token with channel gates: D (N + k a^T + a k^T) D, N = W + q q^T and
+// a = b^2 (k^T N k) k / 2 - b N k. `N`, `a` and `D` [K] are scratch.
+SP_CLONES void go_back_one(const float* __restrict q, const float* __restrict k,
+                           const float* __restrict g, double beta, int K, double* __restrict W,
+                           double* __restrict Nk, double* __restrict a, double* __restrict D) {
+  double qk = 0;
+  for (int i = 0; i < K; ++i) qk += double{q[i]} * k[i];
+  for (int i = 0; i < K; ++i) Nk[i] = q[i] * qk;
+  for (int j = 0; j < K; ++j) {  // W is symmetric
+    const double* const w = W + std::int64_t{j} * K;
+    const double factor = k[j];
+    for (int i = 0; i < K; ++i) Nk[i] += factor * w[i];
+  }
+  double kNk = 0;
+  for (int i = 0; i < K; ++i) kNk += k[i] * Nk[i];
+  for (int i = 0; i < K; ++i) {
+    a[i] = 0.5 * beta * beta * kNk * k[i] - beta * Nk[i];
+    D[i] = std::exp(double{g[i]});
+  }
+  for (int i = 0; i < K; ++i) {
+    double* const w = W + std::int64_t{i} * K;
+    const double qi = q[i], ki = k[i], ai = a[i], Di = D[i];
+    for (int j = 0; j < K; ++j) {
+      w[j] = Di * D[j] * (w[j] + qi * double{q[j]} + ki * a[j] + ai * double{k[j]});
+    }
+  }
+}
+
 }  // namespace
 
 std::int64_t add_gramians(const HeadTokens& tokens, std::int64_t last_token, double* sum) {
   const int K = tokens.K;
   std::vector<double> W(at(std::int64_t{K} * K), 0.0);
   Chunk chunk(K);
+  std::vector<double> scratch(at(std::int64_t{3} * K));
   std::int64_t n_samples = 0;
   // `t` tokens are not taken back yet: W is W_t.
   for (std::int64_t t = tokens.n_tokens; t > 0;) {
@@ -120,6 +149,15 @@ std::int64_t add_gramians(const HeadTokens& tokens, std::int64_t last_token, dou
       ++n_samples;
     }
     const std::int64_t first = (t - 1) / kGramianInterval * kGramianInterval;
+    if (tokens.gate == Gate::kChannel) {
+      for (; t > first; --t) {
+        go_back_one(tokens.q + (t - 1) * tokens.qk_stride, tokens.k + (t - 1) * tokens.qk_stride,
+                    tokens.g + (t - 1) * tokens.g_stride,
+                    double{tokens.beta[(t - 1) * tokens.beta_stride]}, K, W.data(), scratch.data(),
+                    scratch.data() + K, scratch.data() + std::int64_t{2} * K);
+      }
+      continue;
+    }
     chunk.go_back(tokens, first, static_cast<int>(t - first), W.data());
     t = first;
   }
@@ -130,13 +168,12 @@ ReadoutCollector::ReadoutCollector(const std::vector<LayerShape>& shapes, int n_
                                    std::int64_t segment_tokens, ThreadPool& threads)
     : segment_tokens_(segment_tokens), threads_(threads) {
   for (const LayerShape& shape : shapes) {
-    SP_CHECK(shape.gate == Gate::kScalar, "W is for scalar gates");
     const std::int64_t H = shape.n_key_heads, HV = shape.n_value_heads, K = shape.K;
     Layer& layer = layers_.emplace_back();
     layer.shape = shape;
     layer.q.resize(at(segment_tokens * H * K));
     layer.k.resize(at(segment_tokens * H * K));
-    layer.g.resize(at(segment_tokens * HV));
+    layer.g.resize(at(segment_tokens * HV * shape.gate_width()));
     layer.beta.resize(at(segment_tokens * HV));
     layer.n_tokens.assign(at(HV), 0);
     layer.log_decay.assign(at(HV), 0.0);
@@ -164,7 +201,8 @@ void ReadoutCollector::on_chunk(const ChunkView& chunk) {
       std::copy_n(chunk.q + t * chunk.qk_stride, K, &layer.q[at((token * H + key_head) * K)]);
       std::copy_n(chunk.k + t * chunk.qk_stride, K, &layer.k[at((token * H + key_head) * K)]);
     }
-    layer.g[at(token * HV + head)] = chunk.g[t * chunk.g_stride];
+    std::copy_n(chunk.g + t * chunk.g_stride, shape.gate_width(),
+                &layer.g[at((token * HV + head) * shape.gate_width())]);
     layer.beta[at(token * HV + head)] = chunk.beta[t * chunk.beta_stride];
   }
   layer.n_tokens[at(head)] += chunk.n_tokens;
@@ -213,14 +251,18 @@ Status ReadoutCollector::end_segment() {
     tokens.q = layer.q.data() + key_head * K;
     tokens.k = layer.k.data() + key_head * K;
     tokens.qk_stride = shape.n_key_heads * K;
-    tokens.g = layer.g.data() + h;
+    tokens.g = layer.g.data() + std::int64_t{h} * shape.gate_width();
+    tokens.g_stride = std::int64_t{shape.n_value_heads} * shape.gate_width();
+    tokens.gate = shape.gate;
     tokens.beta = layer.beta.data() + h;
-    tokens.g_stride = tokens.beta_stride = shape.n_value_heads;
+    tokens.beta_stride = shape.n_value_heads;
     Domain& domain = layer.domains[at(domain_)];
     const std::int64_t n = add_gramians(tokens, last, domain.W.data() + h * K * K);
     if (h == 0) domain.n_gramians += n;
     for (std::int64_t t = 0; t < segment_tokens_; ++t) {
-      layer.log_decay[at(h)] += tokens.g[t * tokens.g_stride];
+      double sum = 0;
+      for (int i = 0; i < shape.gate_width(); ++i) sum += tokens.g[t * tokens.g_stride + i];
+      layer.log_decay[at(h)] += sum / shape.gate_width();
     }
   });
   for (const auto& [l, h] : heads) {

@@ -16,15 +16,16 @@
 
 namespace statepack {
 
-/// The tokens of one head of a sequence, a scalar gate. Strides in floats between tokens.
+/// The tokens of one head of a sequence. Strides in floats between tokens.
 struct HeadTokens {
   int K = 0;
   std::int64_t n_tokens = 0;
   const float* q = nullptr;  ///< scaled
   const float* k = nullptr;  ///< normalised
   std::int64_t qk_stride = 0;
-  const float* g = nullptr;  ///< log decay
+  const float* g = nullptr;  ///< log decay, of the head or [K]
   std::int64_t g_stride = 0;
+  Gate gate = Gate::kScalar;
   const float* beta = nullptr;
   std::int64_t beta_stride = 0;
 };
@@ -36,7 +37,8 @@ inline constexpr int kGramianInterval = 16;
 /// pass backwards in chunks, f64: with P_C = gamma (I - K_C^T Y) for the product of a chunk's A and
 /// G the rows g_(t,r)^T inside it,
 ///   W_t = P_C^T W_(t+C) P_C + G^T G
-/// costs 4 C K^2 multiply-adds a chunk and no loop over tokens that touches W.
+/// costs 4 C K^2 multiply-adds a chunk and no loop over tokens that touches W. Gates of channels do
+/// not factor out of P_C; they take W back token by token.
 std::int64_t add_gramians(const HeadTokens& tokens, std::int64_t last_token, double* sum);
 
 /// Sums W and s over segments of prefill, each from a zero state.
@@ -60,7 +62,7 @@ class ReadoutCollector : public SegmentObserver {
   /// s [HV * V] of a domain: the mean square of what a unit error in a readout adds to the residual
   /// stream, relative to the stream's own mean square; the output norm's divisor is held fixed.
   std::vector<double> sensitivity(int layer, int domain) const;
-  /// Mean log decay of a head, over all domains.
+  /// Mean log decay of a head, over all domains and its channels.
   double log_decay(int layer, int head) const;
 
  private:
@@ -76,7 +78,7 @@ class ReadoutCollector : public SegmentObserver {
   struct Layer {
     LayerShape shape;
     std::vector<float> q, k;             // [T][H][K] of this segment
-    std::vector<float> g, beta;          // [T][HV]
+    std::vector<float> g, beta;          // [T][HV][gate_width] and [T][HV]
     std::vector<std::int64_t> n_tokens;  // [HV] seen of this segment
     std::vector<Domain> domains;
     std::vector<double> log_decay;  // [HV] sums

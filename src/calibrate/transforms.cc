@@ -60,7 +60,8 @@ double percentile(std::vector<double> x, double p) {
 struct Basis {
   std::vector<double> root, inverse_root;  ///< W~^(1/2) and W~^(-1/2), symmetric
   std::vector<float> root_f32;
-  std::vector<double> U;  ///< row i is u_i
+  std::vector<double> U;                  ///< row i is u_i
+  std::vector<double> feedback, weights;  ///< of gates of channels: B [K][K] and w [K]
 };
 
 /// Moments of Y of one value head.
@@ -117,12 +118,6 @@ class Transforms {
   int n_domains() const { return run_.n_domains(); }
 
   Status check() const {
-    for (const LayerShape& shape : shapes_) {
-      if (shape.gate == Gate::kScalar) continue;
-      return {Code::kUnsupported,
-              "klt needs one gate a head: gates of channels do not commute with a transform of the "
-              "key axis; use stepquant or leapquant for this model"};
-    }
     if (run_.options().segment_tokens < 2 * kInterval) {
       return {Code::kInvalidArgument, "segments of " +
                                           std::to_string(run_.options().segment_tokens) +
@@ -180,9 +175,10 @@ class Transforms {
     const double unit = trace > 0 ? K / trace : 0;
     for (std::size_t e = 0; e < n; ++e) W[e] *= unit;
     for (int i = 0; i < K; ++i) W[at(std::int64_t{i} * (K + 1))] += unit > 0 ? kRidge : 1;
+    Basis& b = basis(l, key_head);
+    if (shape.gate == Gate::kChannel) return factor(W, K, b);
     std::vector<double> values(at(K)), E(n);
     symmetric_eigen(W, K, values, E);
-    Basis& b = basis(l, key_head);
     b.root.assign(n, 0.0);
     b.inverse_root.assign(n, 0.0);
     for (int e = 0; e < K; ++e) {
@@ -194,6 +190,45 @@ class Transforms {
           const double product = vector[i] * vector[j];
           b.root[at(std::int64_t{i} * K + j)] += root * product;
           b.inverse_root[at(std::int64_t{i} * K + j)] += product / root;
+        }
+      }
+    }
+    b.root_f32.assign(b.root.begin(), b.root.end());
+  }
+
+  /// Gates of channels commute with no transform, so rows stay as they are and their errors alone
+  /// are transformed, by feedback: W = (I + B)^T diag(w) (I + B), B strictly lower. Root and U
+  /// become the identity, and the inverse root (I + B)^-1.
+  static void factor(std::vector<double>& W, int K, Basis& b) {
+    const std::size_t n = W.size();
+    b.root.assign(n, 0.0);
+    b.feedback.assign(n, 0.0);
+    b.weights.assign(at(K), 0.0);
+    for (int i = K - 1; i >= 0; --i) {  // the last variable is squared off first
+      const double w = W[at(std::int64_t{i} * (K + 1))];
+      b.weights[at(i)] = w;
+      b.root[at(std::int64_t{i} * (K + 1))] = 1;
+      double* const row = &b.feedback[at(std::int64_t{i} * K)];
+      // Plans keep halves; what follows is of the rounded B.
+      for (int l = 0; l < i; ++l) {
+        row[l] = double{f16_to_f32(f32_to_f16(static_cast<float>(
+            std::clamp(W[at(std::int64_t{i} * K + l)] / w, -65504.0, 65504.0))))};
+      }
+      for (int l = 0; l < i; ++l) {
+        for (int m = 0; m < i; ++m) {
+          W[at(std::int64_t{l} * K + m)] -=
+              W[at(std::int64_t{i} * K + l)] * W[at(std::int64_t{i} * K + m)] / w;
+        }
+      }
+    }
+    // (I + B) X = I, row by row
+    b.inverse_root = b.root;
+    for (int i = 0; i < K; ++i) {
+      for (int l = 0; l < i; ++l) {
+        const double factor = b.feedback[at(std::int64_t{i} * K + l)];
+        for (int m = 0; m <= l; ++m) {
+          b.inverse_root[at(std::int64_t{i} * K + m)] -=
+              factor * b.inverse_root[at(std::int64_t{l} * K + m)];
         }
       }
     }
@@ -274,6 +309,10 @@ class Transforms {
       }
     }
     Basis& b = basis(l, key_head);
+    if (shape.gate == Gate::kChannel) {
+      b.U = b.root;
+      return;
+    }
     b.U.resize(C.size());
     symmetric_eigen(C, K, values, b.U);
   }
@@ -312,7 +351,10 @@ class Transforms {
     if (h == 0) layers_.emplace_back();
     LayerPlan& plan = layers_.back();
     const Basis& b = basis(l, shape.key_head(h));
-    if (h % shape.group() == 0) {
+    if (shape.gate == Gate::kChannel) {
+      plan.feedback.insert(plan.feedback.end(), b.feedback.begin(), b.feedback.end());
+      for (const double w : b.weights) plan.row_weight.push_back(static_cast<float>(w));
+    } else if (h % shape.group() == 0) {
       const std::vector<float> M = transform_of(l, shape.key_head(h));
       plan.transform.insert(plan.transform.end(), M.begin(), M.end());
     }
@@ -408,10 +450,12 @@ class Transforms {
     const auto show = [&](int l, int h, std::int64_t, const float* X) {
       const LayerCodec& codec = *codecs[at(l)];
       const int K = shapes_[at(l)].K, V = shapes_[at(l)].V;
-      std::vector<float> Z(at(std::int64_t{K} * V));
+      std::vector<float> Z(X, X + std::int64_t{K} * V);
       std::vector<std::uint8_t> page(at(codec.page_bytes()));
       std::vector<std::byte> scratch(codec.scratch_bytes());
-      small_gemm(K, V, K, codec.write_transform(h), 1, K, X, V, Z.data(), V, false);
+      if (const float* Mt = codec.write_transform(h)) {
+        small_gemm(K, V, K, Mt, 1, K, X, V, Z.data(), V, false);
+      }
       float cost = 0;
       codec.encode(h, Z.data(), page.data(), {}, {scratch, &cost});
       costs[at(first_value_head(l) + h)].push_back(cost);

@@ -26,12 +26,17 @@ namespace statepack {
 struct LayerPlan {
   /// [HV*K] width of each key row: 0, 2, 3, 4, 5, 6, 8 or 16 (half precision).
   std::vector<std::uint8_t> bits;
-  std::vector<float> row_weight;   ///< [HV*K] w of STEPQuant, finite and > 0
+  /// [HV*K] w of STEPQuant, or the weights of klt's feedback; finite and > 0
+  std::vector<float> row_weight;
   std::vector<std::uint8_t> high;  ///< [HV] 1 where PACE-4/8 keeps the head at 8 bits
   std::vector<float> row_scale;  ///< [HV*K] r of klt: a row's RMS to that of all rows, finite, > 0
   /// M of klt, [n][K][K] row-major, one for each key head (n = H) or value head (n = HV), every
   /// value an f16; empty: the identity.
   std::vector<float> transform;
+  /// B of klt where no transform is possible, [HV][K][K] row-major, strictly lower, every value an
+  /// f16; empty: 0. Row i is rounded at its value less what sum_l b_il of the errors of rows before
+  /// it cost; row_weight then says what is left of an error in row i.
+  std::vector<float> feedback;
   /// [HV] what klt's rounding of a head cost calibration, a high quantile over its states, in the
   /// units of LayerCodec::guard(), finite and >= 0; empty: not known.
   std::vector<float> guard;

@@ -179,6 +179,13 @@ Status check_values(const std::string& label, const std::string& prefix, const L
       return bad("transform", row, shape.K, "the row holds NaN or Inf");
     }
   }
+  for (std::size_t i = 0; i < layer.feedback.size(); ++i) {
+    const auto k = static_cast<std::size_t>(shape.K);
+    const bool lower = i % k < i / k % k;
+    if (lower ? std::isfinite(layer.feedback[i]) : layer.feedback[i] == 0) continue;
+    return bad("feedback", i / k, shape.K,
+               "the row holds NaN, Inf or a value on or above the diagonal");
+  }
   for (std::size_t i = 0; i < layer.guard.size(); ++i) {
     if (!std::isfinite(layer.guard[i]) || layer.guard[i] < 0) {
       return bad("guard", i, 1, "the cost is not a finite number of at least 0");
@@ -214,6 +221,7 @@ std::string Plan::fingerprint() const {
     if (layer.row_scale.empty() && layer.transform.empty()) continue;  // plans older than these
     hash_floats(sha, layer.row_scale);
     hash_floats(sha, layer.transform);
+    if (!layer.feedback.empty()) hash_floats(sha, layer.feedback);
   }
   return sha.hex();
 }
@@ -247,12 +255,14 @@ Status Plan::save(const std::string& path) const {
       writer.add(tensor_name(i, "row_scale"), DType::kF32, rows,
                  std::as_bytes(std::span(layer.row_scale)));
     }
-    if (!layer.transform.empty()) {
+    for (const auto& [field, matrices] :
+         {std::pair{"transform", &layer.transform}, {"feedback", &layer.feedback}}) {
+      if (matrices->empty()) continue;
       std::vector<std::uint16_t> halves;
-      halves.reserve(layer.transform.size());
-      for (const float x : layer.transform) halves.push_back(f32_to_f16(x));
+      halves.reserve(matrices->size());
+      for (const float x : *matrices) halves.push_back(f32_to_f16(x));
       const std::int64_t n = std::ssize(halves) / (std::int64_t{shape.K} * shape.K);
-      writer.add(tensor_name(i, "transform"), DType::kF16, {n, shape.K, shape.K},
+      writer.add(tensor_name(i, field), DType::kF16, {n, shape.K, shape.K},
                  std::as_bytes(std::span(halves)));
     }
     if (!layer.guard.empty()) {
@@ -351,6 +361,12 @@ Result<Plan> Plan::parse(std::span<const std::byte> bytes, const std::string& la
                               " value heads");
       }
       SP_ASSIGN_OR_RETURN(layer.transform, to_f32(tensor));
+      known.insert(name);
+    }
+    if (const std::string name = tensor_name(i, "feedback"); file.find(name) != nullptr) {
+      SP_ASSIGN_OR_RETURN(const TensorView tensor,
+                          take(file, name, DType::kF16, {shape.n_value_heads, shape.K, shape.K}));
+      SP_ASSIGN_OR_RETURN(layer.feedback, to_f32(tensor));
       known.insert(name);
     }
     if (const std::string name = tensor_name(i, "guard"); file.find(name) != nullptr) {

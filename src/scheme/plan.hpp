@@ -16,6 +16,7 @@ namespace statepack {
 /// fingerprint, calibration data identity and settings, per-layer summary}; tensors
 /// `layers.N.bits` U8 [HV, K], `layers.N.row_weight` and `layers.N.row_scale` F32 [HV, K],
 /// `layers.N.high` U8 [HV], `layers.N.transform` F16 [H or HV, K, K], `layers.N.guard` F32 [HV],
+/// `layers.N.feedback` F16 [HV, K, K],
 /// where N counts recurrent layers from 0.
 struct Plan {
   static constexpr int kFormatVersion = 1;

@@ -18,9 +18,10 @@ using testing::SyntheticModel;
 struct Stream {
   int K;
   std::int64_t n;
-  std::vector<float> q, k, g, beta;
+  Gate gate;
+  std::vector<float> q, k, g, beta;  // g [n] or [n][K]
 
-  Stream(int K_, std::int64_t n_, unsigned seed) : K(K_), n(n_) {
+  Stream(int K_, std::int64_t n_, unsigned seed, Gate gate_) : K(K_), n(n_), gate(gate_) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     for (std::int64_t t = 0; t < n; ++t) {
@@ -31,10 +32,13 @@ struct Stream {
         for (float e : row) x->push_back(e / std::sqrt(sum));
         x->push_back(NAN);
       }
-      g.push_back(t % 11 == 3 ? -4.0f : -0.1f * std::fabs(normal(random)));
+      for (int i = 0; i < gate_width(); ++i) {
+        g.push_back(t % 11 == 3 ? -4.0f : -0.1f * std::fabs(normal(random)));
+      }
       beta.push_back(t % 7 == 0 ? 1.0f : 0.5f + 0.4f * std::sin(static_cast<float>(t)));
     }
   }
+  int gate_width() const { return gate == Gate::kScalar ? 1 : K; }
   HeadTokens tokens() const {
     return {.K = K,
             .n_tokens = n,
@@ -42,17 +46,23 @@ struct Stream {
             .k = k.data(),
             .qk_stride = K + 1,
             .g = g.data(),
-            .g_stride = 1,
+            .g_stride = gate_width(),
+            .gate = gate,
             .beta = beta.data(),
             .beta_stride = 1};
   }
   /// x <- A_t x (token t from 0), or A_t^T x.
   void apply(std::int64_t t, bool transposed, std::vector<double>& x) const {
-    const double a = std::exp(double{g[t]});
-    double along = 0;  // A = a (I - b k k^T) is symmetric: the gate is a scalar
-    (void)transposed;
+    const auto decay = [&] {
+      for (int i = 0; i < K; ++i) {
+        x[i] *= std::exp(double{g[t * gate_width() + (gate == Gate::kScalar ? 0 : i)]});
+      }
+    };
+    if (!transposed) decay();  // A = (I - b k k^T) D
+    double along = 0;
     for (int i = 0; i < K; ++i) along += k[t * (K + 1) + i] * x[i];
-    for (int i = 0; i < K; ++i) x[i] = a * (x[i] - double{beta[t]} * along * k[t * (K + 1) + i]);
+    for (int i = 0; i < K; ++i) x[i] -= double{beta[t]} * along * k[t * (K + 1) + i];
+    if (transposed) decay();
   }
 };
 
@@ -72,7 +82,8 @@ std::vector<double> brute_force(const Stream& s, std::int64_t t) {
 TEST(Gramian, EqualsTheProductsWrittenOut) {
   for (const int K : {1, 5, 16, 37}) {
     for (const std::int64_t n : {16, 31, 32, 48, 75}) {
-      const Stream s(K, n, static_cast<unsigned>(K + n));
+      const Gate gate = n % 2 == 0 && K != 5 ? Gate::kScalar : Gate::kChannel;
+      const Stream s(K, n, static_cast<unsigned>(K + n), gate);
       const std::int64_t last = n * 3 / 4;
       std::vector<double> expected(static_cast<std::size_t>(K * K), 0.0), sum = expected;
       std::int64_t n_samples = 0;
@@ -91,9 +102,9 @@ TEST(Gramian, EqualsTheProductsWrittenOut) {
 }
 
 // An error in the state after a token changes the later readouts by exactly what W says.
-TEST(Gramian, PredictsWhatAnErrorDoesToLaterReadouts) {
+void expect_prediction(Gate gate) {
   constexpr int K = 24;
-  const Stream s(K, 31, 9);
+  const Stream s(K, 31, 9, gate);
   std::vector<double> W(K * K, 0.0);
   ASSERT_EQ(add_gramians(s.tokens(), 16, W.data()), 1);
   std::mt19937 random(4);
@@ -119,6 +130,8 @@ TEST(Gramian, PredictsWhatAnErrorDoesToLaterReadouts) {
   }
   EXPECT_NEAR(measured / kDraws, 0.01 * trace, 0.05 * 0.01 * trace);  // white noise costs tr W
 }
+TEST(Gramian, PredictsWhatAnErrorDoesToLaterReadouts) { expect_prediction(Gate::kScalar); }
+TEST(Gramian, PredictsItWithGatesOfChannels) { expect_prediction(Gate::kChannel); }
 
 // The collector's W is that of the tokens that the chunks showed, whatever their lengths, and its s
 // is the formula.

@@ -168,6 +168,34 @@ TEST(Transforms, DoNotDependOnTheOrderOfDomains) {
   }
 }
 
+// Gates of channels: no transform, but feedback, and the same rules for bits.
+TEST(Transforms, GatesOfChannelsGetFeedback) {
+  const std::vector<LayerShape> shapes = {{2, 2, 16, 12, Gate::kChannel},
+                                          {3, 3, 16, 12, Gate::kChannel}};
+  double last = std::numeric_limits<double>::infinity();
+  for (const char* name : {"klt:2", "klt:3", "klt:5"}) {
+    const Made made = make(name, two_texts(), 2, shapes);
+    EXPECT_LT(made.calibration.cost, last) << name;
+    last = made.calibration.cost;
+    EXPECT_LE(mean_bits(made.plan()), std::stod(std::string(name).substr(4)));
+    for (std::size_t l = 0; l < shapes.size(); ++l) {
+      const LayerPlan& layer = made.plan().layers[l];
+      EXPECT_TRUE(layer.transform.empty());
+      ASSERT_EQ(std::ssize(layer.feedback), shapes[l].n_value_heads * 16 * 16);
+      double largest = 0;
+      for (std::size_t i = 0; i < layer.feedback.size(); ++i) {
+        if (i % 16 >= i / 16 % 16) {
+          EXPECT_EQ(layer.feedback[i], 0);
+        }
+        largest = std::max(largest, std::fabs(double{layer.feedback[i]}));
+      }
+      EXPECT_GT(largest, 0.01);
+      for (const float w : layer.row_weight) EXPECT_GT(w, 0);
+    }
+    EXPECT_TRUE(CompiledScheme::make(*Scheme::parse(name), shapes, &made.plan(), "model").ok());
+  }
+}
+
 // A text is worth its own widths: what the maximum over domains keeps, one domain alone throws
 // away.
 TEST(Transforms, EveryDomainCounts) {
@@ -193,11 +221,6 @@ TEST(Transforms, RefuseWhatTheyCannotServe) {
   options.n_segments = options.n_snapshots = 1;
   options.segment_tokens = 160;
   const std::vector<CalibrationText> text = {{"a", random_tokens(160, 1)}};
-  const std::vector<LayerShape> channel = {{2, 2, 16, 12, Gate::kChannel}};
-  EXPECT_EQ(calibrate(*Scheme::parse("klt:4"), channel, "m", text, options, unused, threads)
-                .status()
-                .code(),
-            Code::kUnsupported);
   options.segment_tokens = 20;
   EXPECT_EQ(calibrate(*Scheme::parse("klt:4"), kShapes, "m", text, options, unused, threads)
                 .status()

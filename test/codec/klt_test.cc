@@ -331,6 +331,59 @@ TEST(Klt, CostOfARoundingIsItsSquaredError) {
   }
 }
 
+// Errors that what reads the state sees together are made to cancel: eps^T W eps for a W whose rows
+// are far from independent, W = (I + B)^T diag(w) (I + B).
+TEST(Klt, FeedbackLowersTheWeightedError) {
+  constexpr int K = 32, V = 48;
+  const LayerShape shape{1, 1, K, V, Gate::kChannel};
+  LayerPlan plan = uniform_plan(shape, 4);
+  plan.bits[5] = 0;
+  std::vector<double> W(K * K);
+  for (int i = 0; i < K; ++i) {
+    for (int j = 0; j < K; ++j) W[at(i * K + j)] = std::pow(0.95, std::abs(i - j));
+  }
+  plan.feedback.assign(K * K, 0.0f);
+  plan.row_weight.assign(K, 0.0f);
+  std::vector<double> rest = W;
+  for (int i = K - 1; i >= 0; --i) {
+    const double w = rest[at(i * K + i)];
+    plan.row_weight[at(i)] = static_cast<float>(w);
+    for (int l = 0; l < i; ++l) {
+      plan.feedback[at(i * K + l)] = static_cast<float>(rest[at(i * K + l)] / w);
+      for (int m = 0; m < i; ++m) {
+        rest[at(l * K + m)] -= rest[at(i * K + l)] * rest[at(i * K + m)] / w;
+      }
+    }
+  }
+  const std::vector<float> X = test::normal_state(K * V, 6);
+  const auto error_of = [&](const LayerCodec& codec, float* cost) {
+    std::vector<std::uint8_t> page(at(codec.page_bytes()));
+    std::vector<std::byte> scratch(codec.scratch_bytes());
+    codec.encode(0, X.data(), page.data(), {}, {scratch, cost});
+    std::vector<float> back(X.size());
+    codec.decode(0, page.data(), back.data(), {scratch});
+    double sum = 0;
+    for (int j = 0; j < V; ++j) {
+      for (int a = 0; a < K; ++a) {
+        for (int b = 0; b < K; ++b) {
+          sum += W[at(a * K + b)] * (double{back[at(a * V + j)]} - X[at(a * V + j)]) *
+                 (double{back[at(b * V + j)]} - X[at(b * V + j)]);
+        }
+      }
+    }
+    return sum;
+  };
+  float cost = 0;
+  const double fed = error_of(*make(shape, plan), &cost);
+  EXPECT_NEAR(double{cost} * K * V, fed, 1e-3 * fed);
+  LayerPlan plain = plan;
+  plain.feedback.clear();
+  EXPECT_LT(fed, 0.5 * error_of(*make(shape, plain), nullptr));
+  plan.row_weight.pop_back();
+  EXPECT_EQ(kKltInfo.make(testing::config_of("klt", "4"), shape, &plan).status().code(),
+            Code::kMismatch);
+}
+
 TEST(Klt, ZeroColumnsAndRowsRestoreToZero) {
   const LayerShape shape{1, 1, 16, 32, Gate::kScalar};
   testing::Packed packed(make(shape, uniform_plan(shape, 2)));

@@ -52,6 +52,44 @@ SP_CLONES void quantise(const float* __restrict y, const float* __restrict inver
   }
 }
 
+SP_CLONES void feed_back(const float* __restrict z, const float* __restrict b,
+                         const float* __restrict error, int n, std::int64_t V,
+                         float* __restrict t) {
+  constexpr std::int64_t kBlock = 64;  // columns whose sums stay in registers
+  std::int64_t j = 0;
+  for (; j + kBlock <= V; j += kBlock) {
+    float lane[kBlock];
+    for (std::int64_t l = 0; l < kBlock; ++l) lane[l] = z[j + l];
+    for (int m = 0; m < n; ++m) {
+      const float* const e = error + m * V + j;
+      for (std::int64_t l = 0; l < kBlock; ++l) lane[l] -= b[m] * e[l];
+    }
+    for (std::int64_t l = 0; l < kBlock; ++l) t[j + l] = lane[l];
+  }
+  for (; j < V; ++j) {
+    t[j] = z[j];
+    for (int m = 0; m < n; ++m) t[j] -= b[m] * error[m * V + j];
+  }
+}
+
+SP_CLONES void quantise_fed(const float* __restrict t, const float* __restrict z,
+                            const float* __restrict c, std::int64_t n, Quantiser q, float r,
+                            float weight, std::uint8_t* __restrict u, float* __restrict error,
+                            float* __restrict cost) {
+  const float middle = static_cast<float>(1 << (q.bits - 1)), top = 2 * middle - 1;
+  const float unit = r * q.step;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const float step = unit * c[j];
+    const float place = (step > 0 ? t[j] / step : 0.0f) + middle;
+    const auto code = static_cast<std::int32_t>(clamp_to(place, 0.0f, top));
+    const float restored = step * (static_cast<float>(code) - (middle - 0.5f));
+    const float left = restored - t[j];
+    error[j] = restored - z[j];
+    cost[j] += weight * (left * left);
+    u[j] = static_cast<std::uint8_t>(code);
+  }
+}
+
 SP_CLONES void add_squares(const float* __restrict z, int n, std::int64_t V,
                            float* __restrict sum) {
   constexpr std::int64_t kBlock = 64;  // columns whose sums stay in registers

@@ -23,6 +23,13 @@ struct Quantiser {
 void quantise(const float* y, const float* inverse, std::int64_t n, Quantiser q, float weight,
               std::uint8_t* u, float* num, float* den);
 
+/// t = z - sum over l < n of b_l error_l, in the order of l; error_l is row l of n rows.
+void feed_back(const float* z, const float* b, const float* error, int n, std::int64_t V, float* t);
+
+/// Codes u of t / (r c), and what is left: error = r c v - z, cost += weight (r c v - t)^2.
+void quantise_fed(const float* t, const float* z, const float* c, std::int64_t n, Quantiser q,
+                  float r, float weight, std::uint8_t* u, float* error, float* cost);
+
 /// sum += z^2, for n rows of V columns.
 void add_squares(const float* z, int n, std::int64_t V, float* sum);
 

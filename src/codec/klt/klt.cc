@@ -71,6 +71,14 @@ Status check_plan(const LayerShape& shape, const LayerPlan* plan) {
                                  " row scales for a layer of " + std::to_string(HV) + " heads x " +
                                  std::to_string(K) + " rows; calibrate this model"};
   }
+  if (!plan->feedback.empty() &&
+      (plan->feedback.size() != HV * K * K || plan->row_weight.size() != HV * K)) {
+    return {Code::kMismatch, "the klt plan's feedback has " +
+                                 std::to_string(plan->feedback.size()) + " values and " +
+                                 std::to_string(plan->row_weight.size()) +
+                                 " weights for a layer of " + std::to_string(HV) + " heads x " +
+                                 std::to_string(K) + " rows; calibrate this model"};
+  }
   if (!plan->guard.empty() && plan->guard.size() != HV) {
     return {Code::kMismatch, "the klt plan guards " + std::to_string(plan->guard.size()) +
                                  " heads of a layer of " + std::to_string(HV) +
@@ -130,6 +138,8 @@ struct KltCodec::Arrays {
   float* num;           // [V]
   float* den;           // [V]
   float* energy;        // [V]
+  float* error;         // [K][V] of rounded rows, where there is feedback
+  float* target;        // [V], likewise
   float* c;             // [V]
   std::uint8_t* u;      // [n][V] by tiles, or [V] where 16 does not divide V
   std::uint8_t* run;    // all runs of a row, and what unpacking may read
@@ -144,6 +154,8 @@ struct KltCodec::Arrays {
     take(num, V);
     take(den, V);
     take(energy, V);
+    take(error, codec.feeds_back_ ? K * V : 0);
+    take(target, codec.feeds_back_ ? V : 0);
     take(c, V);
     take(u, codec.last_tile_ == 0 ? K * V : V);
     take(run, V);
@@ -161,6 +173,7 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
   codec->shape_ = shape;
   codec->n_full_tiles_ = V / kRunLength;
   codec->last_tile_ = V % kRunLength;
+  codec->feeds_back_ = !plan->feedback.empty();
   if (!prepare_transforms(plan->transform, K, codec->M_transposed_, codec->M_inverse_)) {
     return Status(Code::kCorrupt,
                   "a transform of the klt plan cannot be inverted; calibrate again");
@@ -172,6 +185,13 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
     const std::size_t begin = static_cast<std::size_t>(h) * static_cast<std::size_t>(K);
     head.group.assign(static_cast<std::size_t>(K), -1);
     head.fits.resize(static_cast<std::size_t>(K));
+    if (!plan->feedback.empty()) {
+      const auto k = static_cast<std::size_t>(K);
+      const auto* const B = plan->feedback.data() + at(h) * k * k;
+      head.feedback.assign(B, B + k * k);
+      head.row_weight.assign(plan->row_weight.begin() + static_cast<std::ptrdiff_t>(begin),
+                             plan->row_weight.begin() + static_cast<std::ptrdiff_t>(begin + k));
+    }
     if (!plan->guard.empty()) head.guard = klt::kGuardFactor * plan->guard[at(h)];
     for (auto width = klt::kWidths.rbegin(); width->bits != 0; ++width) {  // widest first
       Group group;
@@ -192,7 +212,7 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
                           .inverse_step = 1 / width->step,
                           .middle = static_cast<float>(1 << (width->bits - 1)),
                           .step = width->step,
-                          .weight = r * r,
+                          .weight = r * r * (head.row_weight.empty() ? 1 : head.row_weight[row]),
                           .place = static_cast<std::int32_t>(head.rows.size())};
         ++group.n_rows;
         head.rows.push_back(i);
@@ -272,10 +292,52 @@ void KltCodec::gather(const Group& group, int place, const std::uint8_t* page,
 void KltCodec::encode(int h, const float* X, std::uint8_t* page, const RoundingContext& /*at*/,
                       CodecScratch scratch) const {
   DenseRows rows(X, shape_.V);
-  encode_rows(h, rows, page, scratch);
+  fit_rows(h, rows, page, scratch);
+  const Head& head = this->head(h);
+  if (!head.feedback.empty() && !head.groups.empty()) encode_fed(head, X, page, scratch);
+}
+
+/// Column scales are those of rounding without feedback; then row after row is rounded at what the
+/// errors before it leave to be wished for. A row without bits passes on all of itself.
+void KltCodec::encode_fed(const Head& head, const float* Z, std::uint8_t* page,
+                          CodecScratch scratch) const {
+  const std::int64_t K = shape_.K, V = shape_.V;
+  const Arrays a(*this, scratch);
+  load_scales(a.half, V, a.c);
+  std::fill_n(a.energy, V, 0.0f);
+  for (std::int64_t i = 0, e = 0; i < K; ++i) {
+    const float* const z = Z + i * V;
+    float* const error = a.error + i * V;
+    const float weight = head.row_weight[at(i)];
+    klt::feed_back(z, head.feedback.data() + i * K, a.error, static_cast<int>(i), V, a.target);
+    if (head.group[at(i)] < 0) {
+      for (std::int64_t j = 0; j < V; ++j) {
+        error[j] = -z[j];
+        a.energy[j] += weight * (a.target[j] * a.target[j]);
+      }
+      continue;
+    }
+    const Group& group = head.groups[at(head.group[at(i)])];
+    const klt::RowFit& row = head.fits[at(e++)];
+    klt::quantise_fed(a.target, z, a.c, V, group.quantiser, 1 / row.inverse_r, weight, a.u, error,
+                      a.energy);
+    pack_codes(a.u, V, group.quantiser.bits, a.run);
+    scatter(group, row.place - group.first, a.run, page);
+  }
+  std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+  if (scratch.cost == nullptr) return;
+  double cost = 0;
+  for (std::int64_t j = 0; j < V; ++j) cost += double{a.energy[j]};
+  *scratch.cost = static_cast<float>(cost / static_cast<double>(K * V));
 }
 
 bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch scratch) const {
+  if (feeds_back_) return false;  // rows pass on errors to all that follow
+  fit_rows(h, X, page, scratch);
+  return true;
+}
+
+void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch scratch) const {
   const std::int64_t K = shape_.K, V = shape_.V;
   const Head& head = this->head(h);
   const Arrays a(*this, scratch);
@@ -313,7 +375,7 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
   if (head.groups.empty()) {
     std::fill_n(a.half, V, std::uint16_t{0});
     report();
-    return true;
+    return;
   }
   const int n_kept = static_cast<int>(e);
   klt::first_column_scales(a.sum, V, static_cast<float>(n_kept), a.inverse);
@@ -340,7 +402,6 @@ bool KltCodec::encode_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch
   klt::fit_column_scales(a.num, a.den, V, a.half);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
   report();
-  return true;
 }
 
 void KltCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch scratch) const {

@@ -97,12 +97,16 @@ class KltCodec final : public LayerCodec {
     std::vector<klt::RowFit> fits;    ///< of `kept`
     std::int64_t columns = 0;         ///< bytes in the page
     float guard = 0;                  ///< see guard()
+    std::vector<float> feedback;      ///< [K][K], or empty
+    std::vector<float> row_weight;    ///< [K] beside it
   };
   struct Arrays;
 
   KltCodec() = default;
   const Head& head(int h) const { return heads_[static_cast<std::size_t>(h)]; }
   const float* transform(const std::vector<float>& of, int h) const;
+  void fit_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch scratch) const;
+  void encode_fed(const Head& head, const float* Z, std::uint8_t* page, CodecScratch scratch) const;
   CodeTiles tiles(const Group& group, const std::uint8_t* page) const;
   void scatter(const Group& group, int place, const std::uint8_t* run, std::uint8_t* page) const;
   void gather(const Group& group, int place, const std::uint8_t* page, std::uint8_t* run) const;
@@ -110,6 +114,7 @@ class KltCodec final : public LayerCodec {
   LayerShape shape_;
   int n_full_tiles_ = 0;
   int last_tile_ = 0;  // columns of a narrower last tile
+  bool feeds_back_ = false;
   std::vector<Head> heads_;
   std::vector<float> M_transposed_, M_inverse_;  // [n][K][K], n = H or HV, or empty
   PayloadBytes payload_;
