@@ -261,7 +261,7 @@ Status ReadoutCollector::end_segment() {
     if (h == 0) domain.n_gramians += n;
     for (std::int64_t t = 0; t < segment_tokens_; ++t) {
       double sum = 0;
-      for (int i = 0; i < shape.gate_width(); ++i) sum += tokens.g[t * tokens.g_stride + i];
+      for (int c = 0; c < shape.gate_width(); ++c) sum += tokens.g[t * tokens.g_stride + c];
       layer.log_decay[at(h)] += sum / shape.gate_width();
     }
   });
