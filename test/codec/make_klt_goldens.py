@@ -23,42 +23,70 @@ def column_half(x):
     return int(h.view(np.uint16)), F(h)
 
 
+FACTORS = [F(0.5), F(0.75), F(1), F(1.5)]
+
+
+def by_parts(values):
+    """Column j into part j mod 16, parts as a tree."""
+    p = [F(0)] * 16
+    for j, x in enumerate(values):
+        p[j % 16] = p[j % 16] + x
+    s = [(p[l] + p[l + 8]) + (p[l + 4] + p[l + 12]) for l in range(4)]
+    return (s[0] + s[1]) + (s[2] + s[3])
+
+
 def klt_page(Z, bits, r):
     K, V = Z.shape
     kept = [i for i in range(K) if bits[i] > 0]
     if not kept:
         return b"", np.zeros((K, V), F)
     codes, restored = np.zeros((K, V), int), np.zeros((K, V), F)
+    reach = {i: F(0.5) * F(2 ** bits[i] - 1) * F(STEP[bits[i]]) for i in kept}
+    y = {i: [F(Z[i, j]) * (F(1) / F(r[i])) for j in range(V)] for i in kept}
+    c0 = []
+    for j in range(V):
+        total = most = F(0)
+        for i in kept:
+            total = total + y[i][j] * y[i][j]
+            limit = max(reach[i] / F(0.65), F(3.8))
+            most = max(most, np.abs(y[i][j]) * (F(1) / limit))
+        c0.append(column_half(max(np.sqrt(total / F(len(kept))), most))[1])
+    inverse = [F(1) / c if c > 0 else F(0) for c in c0]
+    c_squares = by_parts([c * c for c in c0])
+    factor = {}
+    for i in kept:
+        errors = []
+        for f in FACTORS:
+            over = [max(np.abs(y[i][j]) - f * reach[i] * c0[j], F(0)) for j in range(V)]
+            step = f * F(STEP[bits[i]])
+            errors.append(by_parts([x * x for x in over]) + step * step / F(12) * c_squares)
+        factor[i] = int(np.argmin(errors))
     columns = []
     for j in range(V):
-        y = {i: F(Z[i, j]) * (F(1) / F(r[i])) for i in kept}
-        total = F(0)
-        for i in kept:
-            total = total + y[i] * y[i]
-        c0 = column_half(np.sqrt(total / F(len(kept))))[1]
-        inverse = F(1) / c0 if c0 > 0 else F(0)
         num = den = F(0)
         for i in kept:
-            b, step = bits[i], F(STEP[bits[i]])
+            b, step = bits[i], FACTORS[factor[i]] * F(STEP[bits[i]])
             middle = F(2 ** (b - 1))
-            place = y[i] * inverse * (F(1) / step) + middle
+            place = y[i][j] * inverse[j] * (F(1) / step) + middle
             codes[i, j] = int(clamp(place, F(0), F(2**b - 1)))
             v = (F(codes[i, j]) - (middle - F(0.5))) * step
             wv = F(r[i]) * F(r[i]) * v
-            num = num + wv * y[i]
+            num = num + wv * y[i][j]
             den = den + wv * v
         stored, c = column_half(num / den)
         columns.append(stored)
         for i in kept:
             b = bits[i]
-            restored[i, j] = F(r[i]) * F(STEP[b]) * c * (F(codes[i, j]) - F(2**b - 1) / F(2))
+            f = FACTORS[factor[i]] * (F(r[i]) * F(STEP[b]))
+            restored[i, j] = f * c * (F(codes[i, j]) - F(2**b - 1) / F(2))
     page = b""
     for b in (8, 6, 5, 4, 3, 2):
         rows = [i for i in range(K) if bits[i] == b]
         for begin in range(0, V, 16):
             for i in rows:
                 page += pack([int(c) for c in codes[i, begin : begin + 16]], b)
-    return page + le16(columns), restored
+    ordered = [factor[i] for b in (8, 6, 5, 4, 3, 2) for i in range(K) if bits[i] == b]
+    return page + le16(columns) + pack(ordered, 2), restored
 
 
 def main():

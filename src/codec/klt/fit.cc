@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/half.hpp"
 #include "base/simd_clones.hpp"
@@ -18,20 +19,61 @@ inline std::uint16_t column_half(float x) {
 
 }  // namespace
 
+float granular(Quantiser q, int factor) {
+  const float step = kRowFactors[static_cast<std::size_t>(factor)] * q.step;
+  return step * step / 12;
+}
+
 SP_CLONES void normalise(const float* __restrict z, std::int64_t n, float inverse_r,
-                         float* __restrict y, float* __restrict sum) {
+                         float inverse_limit, float* __restrict y, float* __restrict sum,
+                         float* __restrict most) {
   for (std::int64_t j = 0; j < n; ++j) {
     y[j] = z[j] * inverse_r;
     sum[j] += y[j] * y[j];
+    const float beyond = std::fabs(y[j]) * inverse_limit;
+    most[j] = beyond > most[j] ? beyond : most[j];
   }
 }
 
-SP_CLONES void first_column_scales(const float* __restrict sum, std::int64_t n, float n_rows,
+SP_CLONES void first_column_scales(const float* __restrict sum, const float* __restrict most,
+                                   std::int64_t n, float n_rows, float* __restrict c0,
                                    float* __restrict inverse) {
   for (std::int64_t j = 0; j < n; ++j) {
-    const float c0 = f16_to_f32(column_half(std::sqrt(sum[j] / n_rows)));
-    inverse[j] = c0 > 0 ? 1 / c0 : 0.0f;
+    const float rms = std::sqrt(sum[j] / n_rows);
+    c0[j] = f16_to_f32(column_half(most[j] > rms ? most[j] : rms));
+    inverse[j] = c0[j] > 0 ? 1 / c0[j] : 0.0f;
   }
+}
+
+float add_parts(const float* p) {
+  float s[4];
+  for (int l = 0; l < 4; ++l) s[l] = (p[l] + p[l + 8]) + (p[l + 4] + p[l + 12]);
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+float squares(const float* c, std::int64_t n) {
+  float parts[kSumParts] = {};
+  for (std::int64_t j = 0; j < n; ++j) parts[j % kSumParts] += c[j] * c[j];
+  return add_parts(parts);
+}
+
+int choose_factor(const float* y, const float* c, std::int64_t n, Quantiser q, float c_squares) {
+  int best = 0;
+  float least = std::numeric_limits<float>::infinity();
+  for (int f = 0; f < static_cast<int>(kRowFactors.size()); ++f) {
+    const float L = kRowFactors[static_cast<std::size_t>(f)] * reach(q);
+    float parts[kSumParts] = {};
+    for (std::int64_t j = 0; j < n; ++j) {
+      const float over = std::fabs(y[j]) - L * c[j];
+      parts[j % kSumParts] += over > 0 ? over * over : 0.0f;
+    }
+    const float error = add_parts(parts) + granular(q, f) * c_squares;
+    if (error < least) {
+      least = error;
+      best = f;
+    }
+  }
+  return best;
 }
 
 SP_CLONES void quantise(const float* __restrict y, const float* __restrict inverse, std::int64_t n,

@@ -2,21 +2,54 @@
 // rounded, so that every instruction set gives the same bits.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace statepack::klt {
 
-/// y = z inverse_r, and sum += y^2.
-void normalise(const float* z, std::int64_t n, float inverse_r, float* y, float* sum);
-
-/// c0 = f16(sqrt(sum / n_rows)) and inverse = 1 / c0, 0 where c0 is 0.
-void first_column_scales(const float* sum, std::int64_t n, float n_rows, float* inverse);
-
 /// One width, and how a row of it is quantised.
 struct Quantiser {
   int bits = 0;
-  float step = 0;  ///< Delta of the unit Gaussian
+  float step = 0;  ///< Delta of the unit Gaussian, times f of the row
 };
+
+/// What a row's scale may be multiplied with at a flush: f, 2 bits a row.
+inline constexpr std::array<float, 4> kRowFactors = {0.5f, 0.75f, 1.0f, 1.5f};
+inline constexpr int kRowFactorBits = 2;
+
+/// The largest value that codes of a width tell apart, L = (2^b - 1)/2 Delta.
+inline float reach(Quantiser q) { return 0.5f * static_cast<float>((1 << q.bits) - 1) * q.step; }
+/// The largest |y| / c0 that a row of a width is left with: a column where it is larger gets a
+/// larger scale. Widths that reach far take some clipping of rare values; those that do not would
+/// pay for it with a coarser step, so they are asked for no more than a Gaussian column has anyway.
+inline float most_beyond(Quantiser q) {
+  const float limit = reach(q) / 0.65f;
+  return limit > 3.8f ? limit : 3.8f;
+}
+
+/// y = z inverse_r, sum += y^2 and most = max(most, |y| inverse_limit).
+void normalise(const float* z, std::int64_t n, float inverse_r, float inverse_limit, float* y,
+               float* sum, float* most);
+
+/// c0 = f16(max(sqrt(sum / n_rows), most)), 0 stays 0, and inverse = 1 / c0 or 0.
+void first_column_scales(const float* sum, const float* most, std::int64_t n, float n_rows,
+                         float* c0, float* inverse);
+
+/// The sums over columns below have 16 parts, column j in part j mod 16, which are added up as
+/// ((p_l + p_(l+8)) + (p_(l+4) + p_(l+12))) for l = 0..3, then ((0 + 1) + (2 + 3)).
+inline constexpr int kSumParts = 16;
+float add_parts(const float* parts);
+
+/// sum_j c_j^2.
+float squares(const float* c, std::int64_t n);
+
+/// (f Delta)^2 / 12, the mean squared error of a step.
+float granular(Quantiser q, int factor);
+
+/// Index in kRowFactors of the f with the least
+///   sum_j max(|y_j| - f L c_j, 0)^2 + (f Delta)^2 / 12 sum_j c_j^2:
+/// what clipping costs, and what the step does. `c_squares` is squares(c).
+int choose_factor(const float* y, const float* c, std::int64_t n, Quantiser q, float c_squares);
 
 /// Codes u of y / c0 and the sums of the refit, num += weight v y and den += weight v^2, for the
 /// value v = (u - (2^b - 1) / 2) Delta.

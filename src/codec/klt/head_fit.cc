@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "codec/pack.hpp"
@@ -37,29 +38,78 @@ constexpr int kSumRuns = 1, kFitRuns = 1;
 #endif
 
 void normalise_rows_kernel(const float* z, const std::int32_t* from, const klt::RowFit* rows, int n,
-                           int V_, float* y, float* sum) {
+                           int V_, float* y, float* sum, float* most) {
   const D d;
   const auto block = [&](auto n_runs, int begin) HWY_ATTR {
     constexpr int kVectors = decltype(n_runs)::value * kParts;
-    V total[kVectors];
-    for (int c = 0; c < kVectors; ++c) total[c] = hn::LoadU(d, sum + begin + c * kLanes);
+    V total[kVectors], peak[kVectors];
+    for (int c = 0; c < kVectors; ++c) {
+      total[c] = hn::LoadU(d, sum + begin + c * kLanes);
+      peak[c] = hn::LoadU(d, most + begin + c * kLanes);
+    }
     for (int i = 0; i < n; ++i) {
       const float* const in = z + std::int64_t{from[i]} * V_ + begin;
       float* const out = y + std::int64_t{i} * V_ + begin;
-      const V factor = hn::Set(d, rows[i].inverse_r);
+      const V factor = hn::Set(d, rows[i].inverse_r), limit = hn::Set(d, rows[i].inverse_limit);
       for (int c = 0; c < kVectors; ++c) {
         const V value = hn::Mul(hn::LoadU(d, in + c * kLanes), factor);
         hn::StoreU(value, d, out + c * kLanes);
         total[c] = hn::Add(total[c], hn::Mul(value, value));
+        peak[c] = hn::Max(peak[c], hn::Mul(hn::Abs(value), limit));
       }
     }
-    for (int c = 0; c < kVectors; ++c) hn::StoreU(total[c], d, sum + begin + c * kLanes);
+    for (int c = 0; c < kVectors; ++c) {
+      hn::StoreU(total[c], d, sum + begin + c * kLanes);
+      hn::StoreU(peak[c], d, most + begin + c * kLanes);
+    }
   };
   for_runs<kSumRuns>(V_, block);
 }
 
-void quantise_rows_kernel(const float* y, const klt::RowFit* rows, const float* inverse, int n,
-                          int V_, std::uint8_t* codes, float* num, float* den) {
+void choose_factors_kernel(const float* y, const klt::RowFit* rows, const float* c0,
+                           float c_squares, int n, int V_, std::uint8_t* factors) {
+  const D d;
+  static_assert(kRun == klt::kSumParts);
+  constexpr int kFactors = static_cast<int>(klt::RowFit::kFactors);
+  for (int i = 0; i < n; ++i) {
+    const klt::RowFit& row = rows[i];
+    V reach[kFactors], cost[kFactors][kParts];
+    for (int f = 0; f < kFactors; ++f) {
+      reach[f] = hn::Set(d, row.reach[static_cast<std::size_t>(f)]);
+      for (int p = 0; p < kParts; ++p) cost[f][p] = hn::Zero(d);
+    }
+    const float* const from = y + std::int64_t{i} * V_;
+    for (int j = 0; j < V_; j += kRun) {
+      for (int p = 0; p < kParts; ++p) {
+        const V value = hn::Abs(hn::LoadU(d, from + j + p * kLanes));
+        const V c = hn::LoadU(d, c0 + j + p * kLanes);
+        for (int f = 0; f < kFactors; ++f) {
+          const V over = hn::Max(hn::Sub(value, hn::Mul(reach[f], c)), hn::Zero(d));
+          cost[f][p] = hn::Add(cost[f][p], hn::Mul(over, over));
+        }
+      }
+    }
+    HWY_ALIGN float parts[kFactors][kRun];
+    for (int f = 0; f < kFactors; ++f) {
+      for (int p = 0; p < kParts; ++p) hn::Store(cost[f][p], d, parts[f] + p * kLanes);
+    }
+    int best = 0;
+    float least = std::numeric_limits<float>::infinity();
+    for (int f = 0; f < kFactors; ++f) {
+      const float error =
+          klt::add_parts(parts[f]) + row.granular[static_cast<std::size_t>(f)] * c_squares;
+      if (error < least) {
+        least = error;
+        best = f;
+      }
+    }
+    factors[i] = static_cast<std::uint8_t>(best);
+  }
+}
+
+void quantise_rows_kernel(const float* y, const klt::RowFit* rows, const std::uint8_t* factors,
+                          const float* inverse, int n, int V_, std::uint8_t* codes, float* num,
+                          float* den) {
   const D d;
   const DI di;
   const hn::Rebind<std::uint8_t, D> d8;
@@ -73,9 +123,10 @@ void quantise_rows_kernel(const float* y, const klt::RowFit* rows, const float* 
     }
     for (int i = 0; i < n; ++i) {
       const klt::RowFit& row = rows[i];
-      const V inverse_step = hn::Set(d, row.inverse_step), middle = hn::Set(d, row.middle);
+      const V inverse_step = hn::Set(d, row.inverse_step[factors[i]]);
+      const V middle = hn::Set(d, row.middle);
       const V top = hn::Set(d, 2 * row.middle - 1), offset = hn::Set(d, row.middle - 0.5f);
-      const V step = hn::Set(d, row.step), weight = hn::Set(d, row.weight);
+      const V step = hn::Set(d, row.step[factors[i]]), weight = hn::Set(d, row.weight);
       const float* const from = y + std::int64_t{i} * V_ + begin;
       std::uint8_t* const to = codes + begin / kRun * tile + std::int64_t{row.place} * kRun;
       for (int c = 0; c < kVectors; ++c) {
@@ -172,17 +223,39 @@ HWY_AFTER_NAMESPACE();
 namespace statepack::klt {
 
 HWY_EXPORT(normalise_rows_kernel);
+HWY_EXPORT(choose_factors_kernel);
 HWY_EXPORT(quantise_rows_kernel);
 HWY_EXPORT(pack_tile_kernel);
 
-void normalise_rows(const float* z, const std::int32_t* from, const RowFit* rows, int n, int V,
-                    float* y, float* sum) {
-  HWY_DYNAMIC_DISPATCH(normalise_rows_kernel)(z, from, rows, n, V, y, sum);
+RowFit::RowFit(Quantiser q, float r, float weight_, std::int32_t place_)
+    : inverse_r(1 / r),
+      inverse_limit(1 / most_beyond(q)),
+      middle(static_cast<float>(1 << (q.bits - 1))),
+      weight(weight_),
+      place(place_) {
+  for (std::size_t f = 0; f < kFactors; ++f) {
+    reach[f] = kRowFactors[f] * klt::reach(q);
+    granular[f] = klt::granular(q, static_cast<int>(f));
+    step[f] = kRowFactors[f] * q.step;
+    inverse_step[f] = 1 / step[f];
+  }
 }
 
-void quantise_rows(const float* y, const RowFit* rows, const float* inverse, int n, int V,
-                   std::uint8_t* codes, float* num, float* den) {
-  HWY_DYNAMIC_DISPATCH(quantise_rows_kernel)(y, rows, inverse, n, V, codes, num, den);
+void normalise_rows(const float* z, const std::int32_t* from, const RowFit* rows, int n, int V,
+                    float* y, float* sum, float* most) {
+  HWY_DYNAMIC_DISPATCH(normalise_rows_kernel)(z, from, rows, n, V, y, sum, most);
+}
+
+void choose_factors(const float* y, const RowFit* rows, const float* c0, float c_squares, int n,
+                    int V, std::uint8_t* factors) {
+  HWY_DYNAMIC_DISPATCH(choose_factors_kernel)(y, rows, c0, c_squares, n, V, factors);
+}
+
+void quantise_rows(const float* y, const RowFit* rows, const std::uint8_t* factors,
+                   const float* inverse, int n, int V, std::uint8_t* codes, float* num,
+                   float* den) {
+  HWY_DYNAMIC_DISPATCH(quantise_rows_kernel)
+  (y, rows, factors, inverse, n, V, codes, num, den);
 }
 
 void pack_tile(const std::uint8_t* codes, int n, int bits, std::uint8_t* to) {

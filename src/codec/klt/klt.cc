@@ -128,28 +128,43 @@ bool prepare_transforms(const std::vector<float>& M, int K, std::vector<float>& 
   return true;
 }
 
+// Row factors lie four in a byte and are looked up together.
+constexpr auto kFactorsOfByte = [] {
+  std::array<std::array<float, 4>, 256> table = {};
+  for (std::size_t byte = 0; byte < table.size(); ++byte) {
+    for (std::size_t e = 0; e < 4; ++e) table[byte][e] = klt::kRowFactors[byte >> (2 * e) & 3];
+  }
+  return table;
+}();
+
 }  // namespace
 
 // What encode, decode and reads work in.
 struct KltCodec::Arrays {
-  float* y;             // [n][V] rows with bits; or two vectors of a read in the order of groups
-  float* sum;           // [V], then the inverse of c0; or p and r of one group
-  float* inverse;       // [V]
-  float* num;           // [V]
-  float* den;           // [V]
-  float* energy;        // [V]
-  float* error;         // [K][V] of rounded rows, where there is feedback
-  float* target;        // [V], likewise
-  float* c;             // [V]
-  std::uint8_t* u;      // [n][V] by tiles, or [V] where 16 does not divide V
-  std::uint8_t* run;    // all runs of a row, and what unpacking may read
-  std::uint16_t* half;  // [V]
+  float* y;              // [n][V] rows with bits; or two vectors of a read in the order of groups
+  float* sum;            // [V], then the inverse of c0; or p and r of one group
+  float* most;           // [V]
+  float* c0;             // [V]
+  float* inverse;        // [V]
+  float* num;            // [V]
+  float* den;            // [V]
+  float* energy;         // [V]
+  float* error;          // [K][V] of rounded rows, where there is feedback
+  float* target;         // [V], likewise
+  float* c;              // [V]
+  float* f;              // [K] row factors in the order of groups
+  std::uint8_t* factor;  // [K] their codes, of kept rows, then of rows in the order of groups
+  std::uint8_t* u;       // [n][V] by tiles, or [V] where 16 does not divide V
+  std::uint8_t* run;     // all runs of a row, and what unpacking may read
+  std::uint16_t* half;   // [V]
 
   template <class Take>
   Arrays(const KltCodec& codec, Take&& take) {
     const std::int64_t K = codec.shape_.K, V = codec.shape_.V;
     take(y, K * std::max<std::int64_t>(V, 2));
     take(sum, V);
+    take(most, V);
+    take(c0, V);
     take(inverse, V);
     take(num, V);
     take(den, V);
@@ -157,6 +172,8 @@ struct KltCodec::Arrays {
     take(error, codec.feeds_back_ ? K * V : 0);
     take(target, codec.feeds_back_ ? V : 0);
     take(c, V);
+    take(f, K + 3);
+    take(factor, 2 * K);
     take(u, codec.last_tile_ == 0 ? K * V : V);
     take(run, V);
     take(half, V);
@@ -208,12 +225,9 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
         if (plan->bits[begin + row] != width->bits) continue;
         const float r = plan->row_scale[begin + row];
         head.group[row] = static_cast<std::int32_t>(head.groups.size());
-        head.fits[row] = {.inverse_r = 1 / r,
-                          .inverse_step = 1 / width->step,
-                          .middle = static_cast<float>(1 << (width->bits - 1)),
-                          .step = width->step,
-                          .weight = r * r * (head.row_weight.empty() ? 1 : head.row_weight[row]),
-                          .place = static_cast<std::int32_t>(head.rows.size())};
+        head.fits[row] = klt::RowFit(group.quantiser, r,
+                                     r * r * (head.row_weight.empty() ? 1 : head.row_weight[row]),
+                                     static_cast<std::int32_t>(head.rows.size()));
         ++group.n_rows;
         head.rows.push_back(i);
         head.factors.push_back(r * width->step / (twice ? 2 : 1));
@@ -225,13 +239,15 @@ Result<std::unique_ptr<LayerCodec>> KltCodec::make(const LayerShape& shape, cons
       codec->payload_.codes += group.n_rows * row_bytes;
       head.groups.push_back(group);
     }
-    std::erase_if(head.fits, [](const klt::RowFit& row) { return row.step == 0; });
+    std::erase_if(head.fits, [](const klt::RowFit& row) { return row.middle == 0; });
     head.kept = head.rows;
     std::sort(head.kept.begin(), head.kept.end());
     head.columns = cursor;
     if (!head.groups.empty()) {
-      cursor += 2 * std::int64_t{V};
-      codec->payload_.scales += 2 * std::int64_t{V};
+      const std::int64_t n_scale_bytes =
+          2 * std::int64_t{V} + packed_bytes(std::ssize(head.rows), klt::kRowFactorBits);
+      cursor += n_scale_bytes;
+      codec->payload_.scales += n_scale_bytes;
     }
   }
   SP_CHECK(codec->payload_.total() == cursor, "klt counts every byte of its page");
@@ -319,7 +335,8 @@ void KltCodec::encode_fed(const Head& head, const float* Z, std::uint8_t* page,
     }
     const Group& group = head.groups[at(head.group[at(i)])];
     const klt::RowFit& row = head.fits[at(e++)];
-    klt::quantise_fed(a.target, z, a.c, V, group.quantiser, 1 / row.inverse_r, weight, a.u, error,
+    klt::quantise_fed(a.target, z, a.c, V, group.quantiser,
+                      klt::kRowFactors[a.factor[e - 1]] / row.inverse_r, weight, a.u, error,
                       a.energy);
     pack_codes(a.u, V, group.quantiser.bits, a.run);
     scatter(group, row.place - group.first, a.run, page);
@@ -343,6 +360,7 @@ void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch sc
   const Arrays a(*this, scratch);
   // (1), and the sums of (2)
   std::fill_n(a.sum, V, 0.0f);
+  std::fill_n(a.most, V, 0.0f);
   std::fill_n(a.energy, V, 0.0f);
   std::fill_n(a.num, V, 0.0f);
   std::fill_n(a.den, V, 0.0f);
@@ -360,10 +378,11 @@ void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch sc
     const klt::RowFit* const fits = head.fits.data() + first;
     float* const y = a.y + first * V;
     if (last_tile_ == 0) {
-      klt::normalise_rows(z, from, fits, n_here, shape_.V, y, a.sum);
+      klt::normalise_rows(z, from, fits, n_here, shape_.V, y, a.sum, a.most);
     } else {
       for (int i = 0; i < n_here; ++i) {
-        klt::normalise(z + from[i] * V, V, fits[i].inverse_r, y + i * V, a.sum);
+        klt::normalise(z + from[i] * V, V, fits[i].inverse_r, fits[i].inverse_limit, y + i * V,
+                       a.sum, a.most);
       }
     }
   }
@@ -378,10 +397,13 @@ void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch sc
     return;
   }
   const int n_kept = static_cast<int>(e);
-  klt::first_column_scales(a.sum, V, static_cast<float>(n_kept), a.inverse);
-  // (3), and the sums of (4)
+  klt::first_column_scales(a.sum, a.most, V, static_cast<float>(n_kept), a.c0, a.inverse);
+  const float c_squares = klt::squares(a.c0, V);
+  // (3), (4), and the sums of (5)
   if (last_tile_ == 0) {
-    klt::quantise_rows(a.y, head.fits.data(), a.inverse, n_kept, shape_.V, a.u, a.num, a.den);
+    klt::choose_factors(a.y, head.fits.data(), a.c0, c_squares, n_kept, shape_.V, a.factor);
+    klt::quantise_rows(a.y, head.fits.data(), a.factor, a.inverse, n_kept, shape_.V, a.u, a.num,
+                       a.den);
     for (const Group& group : head.groups) {
       const int bits = group.quantiser.bits;
       for (std::int64_t t = 0; t < n_full_tiles_; ++t) {
@@ -393,7 +415,10 @@ void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch sc
     for (std::int64_t i = 0; i < n_kept; ++i) {
       const klt::RowFit& row = head.fits[at(i)];
       const Group& group = head.groups[at(head.group[at(head.kept[at(i)])])];
-      klt::quantise(a.y + i * V, a.inverse, V, group.quantiser, row.weight, a.u, a.num, a.den);
+      const int f = klt::choose_factor(a.y + i * V, a.c0, V, group.quantiser, c_squares);
+      a.factor[i] = static_cast<std::uint8_t>(f);
+      klt::quantise(a.y + i * V, a.inverse, V, {group.quantiser.bits, row.step[at(f)]}, row.weight,
+                    a.u, a.num, a.den);
       pack_codes(a.u, V, group.quantiser.bits, a.run);
       scatter(group, row.place - group.first, a.run, page);
     }
@@ -401,7 +426,17 @@ void KltCodec::fit_rows(int h, RowSource& X, std::uint8_t* page, CodecScratch sc
   // Behind all codes: packing may have written over its place.
   klt::fit_column_scales(a.num, a.den, V, a.half);
   std::memcpy(page + head.columns, a.half, static_cast<std::size_t>(2 * V));
+  std::uint8_t* const by_place = a.factor + K;
+  for (int i = 0; i < n_kept; ++i) by_place[head.fits[at(i)].place] = a.factor[i];
+  pack_codes(by_place, n_kept, klt::kRowFactorBits, page + head.columns + 2 * V);
   report();
+}
+
+void KltCodec::load_factors(const Head& head, const std::uint8_t* page, float* f) const {
+  const std::uint8_t* const codes = page + head.columns + 2 * std::int64_t{shape_.V};
+  for (std::size_t e = 0; e < head.rows.size(); e += 4) {
+    std::copy_n(kFactorsOfByte[codes[e / 4]].begin(), 4, f + e);
+  }
 }
 
 void KltCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch scratch) const {
@@ -414,8 +449,10 @@ void KltCodec::decode(int h, const std::uint8_t* page, float* X, CodecScratch sc
   if (head.groups.empty()) return;
   std::memcpy(a.half, page + head.columns, static_cast<std::size_t>(2 * V));
   load_scales(a.half, V, a.c);
+  load_factors(head, page, a.f);
+  for (std::size_t e = 0; e < head.rows.size(); ++e) a.f[e] *= head.factors[e];
   for (const Group& group : head.groups) {
-    const float* const factors = head.factors.data() + group.first;
+    const float* const factors = a.f + group.first;
     const std::int32_t* const rows = head.rows.data() + group.first;
     if (last_tile_ == 0) {
       restore_tiles(tiles(group, page), factors, 1, a.c, X, shape_.V, rows);
@@ -441,10 +478,12 @@ bool KltCodec::read_two(int h, const std::uint8_t* page, const float* a, const f
   if (head.groups.empty()) return true;
   float* const scaled_a = arrays.y;
   float* const scaled_b = scaled_a + shape_.K;
+  load_factors(head, page, arrays.f);
   for (std::size_t e = 0; e < head.rows.size(); ++e) {
     const std::int32_t row = head.rows[e];
-    scaled_a[e] = head.factors[e] * a[row];
-    scaled_b[e] = head.factors[e] * b[row];
+    const float factor = arrays.f[e] * head.factors[e];
+    scaled_a[e] = factor * a[row];
+    scaled_b[e] = factor * b[row];
   }
   for (const Group& group : head.groups) {
     read_tiles(tiles(group, page), scaled_a + group.first, scaled_b + group.first, arrays.num,

@@ -43,19 +43,23 @@ inline constexpr float kGuardFactor = 2;
 
 }  // namespace klt
 
-/// Page      head by head: the rows of each width, widest first, then f16 column scales, V (none
-///           where a head has no bits). Rows of one width are cut into tiles of 16 columns: in a
-///           tile the rows follow in ascending order, each with the run of its 16 codes, 2 b bytes;
-///           the last tile is narrower where 16 does not divide V, its runs whole bytes.
-/// Fit       (1) y_ij = Z_ij / r_i; (2) c0_j = f16(sqrt(mean over rows with bits of y_ij^2));
-///           (3) u_ij = clamp(floor(y_ij / (c0_j Delta)) + 2^(b-1), 0, 2^b - 1), value v = (u -
-///           (2^b
-///           - 1) / 2) Delta; (4) c_j = f16(sum_i r_i^2 v_ij y_ij / sum_i r_i^2 v_ij^2), codes
-///           kept. Restored: (r_i Delta c_j) (v_ij / Delta). A column scale may be 0 and means
-///           zeros.
-/// Numerics  f32; quotients by r_i, c0_j and Delta are products with rounded reciprocals, sums run
-///           over rows in ascending order. The same bytes on every machine. The squared error of a
-///           column's kept rows is at most their energy: c_j = 0 would leave that.
+/// Page      head by head: the rows of each width, widest first, then f16 column scales, V, then
+/// the
+///           row factors in the order of the codes, 2 bits each (neither where a head has no bits).
+///           Rows of one width are cut into tiles of 16 columns: in a tile the rows follow in
+///           ascending order, each with the run of its 16 codes, 2 b bytes; the last tile is
+///           narrower where 16 does not divide V, its runs whole bytes.
+/// Fit       (1) y_ij = Z_ij / r_i; (2) c0_j = f16(max(sqrt(mean over rows with bits of y_ij^2),
+///           max_i |y_ij| / T_i)), T = max(L / 0.65, 3.8), L = (2^b - 1)/2 Delta; (3) f_i of 0.5,
+///           0.75, 1, 1.5, the first with the least sum_j max(|y_ij| - f L c0_j, 0)^2 +
+///           (f Delta)^2 / 12 sum_j c0_j^2; (4) u_ij = clamp(floor(y_ij / (c0_j f_i Delta)) +
+///           2^(b-1), 0, 2^b - 1), value v = (u - (2^b - 1) / 2) f_i Delta; (5) c_j = f16(sum_i
+///           r_i^2 v_ij y_ij / sum_i r_i^2 v_ij^2), codes kept. Restored: (r_i f_i Delta c_j)
+///           (v_ij / (f_i Delta)). A column scale may be 0 and means zeros.
+/// Numerics  f32; quotients by r_i, c0_j and f_i Delta are products with rounded reciprocals, sums
+///           over rows run in ascending order, those over columns as fit.hpp says. The same bytes
+///           on every machine. The squared error of a column's kept rows is at most their energy:
+///           c_j = 0 would leave that.
 class KltCodec final : public LayerCodec {
  public:
   /// `shape` has passed check_shape(). Errors: kMismatch (no plan, or one of another shape),
@@ -101,6 +105,9 @@ class KltCodec final : public LayerCodec {
     std::vector<float> row_weight;    ///< [K] beside it
   };
   struct Arrays;
+
+  /// f of the rows in the order of Head::rows, from the page.
+  void load_factors(const Head& head, const std::uint8_t* page, float* f) const;
 
   KltCodec() = default;
   const Head& head(int h) const { return heads_[static_cast<std::size_t>(h)]; }
