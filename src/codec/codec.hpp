@@ -109,6 +109,12 @@ class LayerCodec {
   }
   /// Restores one head. A page of zero bytes decodes to the zero state in every codec.
   virtual void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const = 0;
+  /// Rows begin to begin + n of what decode() restores, 1 <= n <= RowSource::kMaxRows, into X
+  /// [n][V]. False, with nothing written, where the codec has no such way for this head.
+  virtual bool decode_rows(int head, const std::uint8_t* page, int begin, int n, float* X) const {
+    (void)head, (void)page, (void)begin, (void)n, (void)X;
+    return false;
+  }
 
   /// Both reads of one head in one pass over its packed bytes: p_j = sum_i a_i X_ij and
   /// r_j = sum_i b_i X_ij with the X that decode() restores, in the codec's own order of f32 sums.

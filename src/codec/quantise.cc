@@ -81,6 +81,17 @@ SP_CLONES void multiply(const float* x, const float* y, std::int64_t n, float* o
   for (std::int64_t j = 0; j < n; ++j) out[j] = x[j] * y[j];
 }
 
+SP_CLONES void dequantise_by_rows(const std::int8_t* __restrict codes,
+                                  const float* __restrict scale, std::int64_t n_rows,
+                                  std::int64_t n_columns, float* __restrict X) {
+  for (std::int64_t i = 0; i < n_rows; ++i) {
+    const float s = scale[i];
+    for (std::int64_t j = 0; j < n_columns; ++j) {
+      X[i * n_columns + j] = s * static_cast<float>(codes[i * n_columns + j]);
+    }
+  }
+}
+
 SP_CLONES void dequantise_rows(const std::int8_t* __restrict codes, const float* __restrict scale,
                                std::int64_t n_rows, std::int64_t n_columns, float* __restrict X) {
   for (std::int64_t i = 0; i < n_rows; ++i) {

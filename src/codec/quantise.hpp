@@ -39,6 +39,18 @@ void multiply(const float* x, const float* y, std::int64_t n, float* out);
 void quantise_rows(const float* X, const float* scale, std::int64_t n_rows, std::int64_t n_columns,
                    int L, std::uint8_t* codes);
 
+/// The same with a scale a row, the value of a stored half: codes[i][j] = clamp(rne(X[i][j] /
+/// scale[i]), -L, L).
+void quantise_by_rows(const float* X, const float* scale, std::int64_t n_rows,
+                      std::int64_t n_columns, int L, std::uint8_t* codes);
+
+/// peak[i] = max_j |X[i][j]|.
+void row_peaks(const float* X, std::int64_t n_rows, std::int64_t n_columns, float* peak);
+
+/// X[i][j] = scale[i] * codes[i][j].
+void dequantise_by_rows(const std::int8_t* codes, const float* scale, std::int64_t n_rows,
+                        std::int64_t n_columns, float* X);
+
 /// X[i][j] = scale[j] * codes[i][j].
 void dequantise_rows(const std::int8_t* codes, const float* scale, std::int64_t n_rows,
                      std::int64_t n_columns, float* X);

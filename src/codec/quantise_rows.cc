@@ -12,6 +12,8 @@
 // foreach_target.h comes first.
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "base/simd_clones.hpp"
 #include "codec/run_vectors-inl.hpp"
 #include "codec/scale.hpp"
@@ -76,6 +78,35 @@ int quantise_vectors(const Matrix& m) {
   return j;
 }
 
+// Both below return the first column that is left.
+int quantise_by_rows_vectors(const Matrix& m) {
+  const D d;
+  const hn::Rebind<std::uint8_t, D> d8;
+  const int n_columns = m.n_columns / kLanes * kLanes;
+  const V low = hn::Set(d, -m.L), high = hn::Set(d, m.L);
+  for (int i = 0; i < m.n_rows; ++i) {
+    const V s = hn::Set(d, m.scale[i]), inverse = hn::Set(d, 1.0f / m.scale[i]);
+    for (int j = 0; j < n_columns; j += kLanes) {
+      const std::int64_t at = std::int64_t{i} * m.n_columns + j;
+      const V x = divide_by_half(hn::LoadU(d, m.X + at), s, inverse);
+      const auto code = hn::NearestInt(clamp(x, low, high));
+      hn::StoreU(hn::TruncateTo(d8, hn::BitCast(DU(), code)), d8, m.codes + at);
+    }
+  }
+  return n_columns;
+}
+
+int row_peaks_vectors(const float* X, int n_rows, int n_columns, float* peak) {
+  const D d;
+  const int n = n_columns / kLanes * kLanes;
+  for (int i = 0; i < n_rows; ++i, X += n_columns) {
+    V top = hn::Zero(d);
+    for (int j = 0; j < n; j += kLanes) top = hn::Max(top, hn::Abs(hn::LoadU(d, X + j)));
+    peak[i] = hn::GetLane(hn::MaxOfLanes(d, top));
+  }
+  return n;
+}
+
 }  // namespace
 }  // namespace statepack::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -84,6 +115,8 @@ HWY_AFTER_NAMESPACE();
 namespace statepack {
 
 HWY_EXPORT(quantise_vectors);
+HWY_EXPORT(quantise_by_rows_vectors);
+HWY_EXPORT(row_peaks_vectors);
 
 namespace {
 
@@ -129,6 +162,27 @@ void quantise_rows(const float* X, const float* scale, std::int64_t n_rows, std:
   const float limit = static_cast<float>(L);
   const std::int64_t done = by_reciprocals(X, scale, nullptr, n_rows, n_columns, limit, codes);
   divide_columns(X, scale, n_rows, done, n_columns, limit, codes);
+}
+
+void quantise_by_rows(const float* X, const float* scale, std::int64_t n_rows,
+                      std::int64_t n_columns, int L, std::uint8_t* codes) {
+  const float limit = static_cast<float>(L);
+  const std::int64_t done = HWY_DYNAMIC_DISPATCH(quantise_by_rows_vectors)(
+      {X, scale, nullptr, static_cast<int>(n_rows), static_cast<int>(n_columns), limit, codes});
+  for (std::int64_t i = 0; done < n_columns && i < n_rows; ++i) {
+    for (std::int64_t j = done; j < n_columns; ++j) {
+      const std::int64_t at = i * n_columns + j;
+      codes[at] = round_code_u8(X[at] / scale[i], -limit, limit);
+    }
+  }
+}
+
+void row_peaks(const float* X, std::int64_t n_rows, std::int64_t n_columns, float* peak) {
+  const std::int64_t done = HWY_DYNAMIC_DISPATCH(row_peaks_vectors)(
+      X, static_cast<int>(n_rows), static_cast<int>(n_columns), peak);
+  for (std::int64_t i = 0; done < n_columns && i < n_rows; ++i) {
+    peak[i] = std::max(peak[i], peak_of(X + i * n_columns + done, n_columns - done));
+  }
 }
 
 void quantise_rows_affine(const float* X, const float* scale, const std::uint8_t* zero,

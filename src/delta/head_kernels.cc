@@ -77,13 +77,16 @@ struct Peak {
 // Both sums of a block of columns stay in registers while the rows pass by.
 template <bool kPeak>
 HWY_INLINE std::int32_t read_two(const float* S, int K, int V, const float* a, const float* b,
-                                 float* p, float* r) {
+                                 float* p, float* r, bool add) {
   Peak peak;
   const auto block = [&](auto d, auto n, int j) HWY_ATTR {
     constexpr int kVectors = decltype(n)::value;
     const int lanes = static_cast<int>(hn::MaxLanes(d));
     hn::Vec<decltype(d)> sum_p[kVectors], sum_r[kVectors];
-    for (int c = 0; c < kVectors; ++c) sum_p[c] = sum_r[c] = hn::Zero(d);
+    for (int c = 0; c < kVectors; ++c) {
+      sum_p[c] = add ? hn::LoadU(d, p + j + c * lanes) : hn::Zero(d);
+      sum_r[c] = add ? hn::LoadU(d, r + j + c * lanes) : hn::Zero(d);
+    }
     const float* s = S + j;
     for (int i = 0; i < K; ++i, s += V) {
       const auto va = hn::Set(d, a[i]), vb = hn::Set(d, b[i]);
@@ -104,13 +107,13 @@ HWY_INLINE std::int32_t read_two(const float* S, int K, int V, const float* a, c
 }
 
 void read_two_kernel(const float* S, int K, int V, const float* a, const float* b, float* p,
-                     float* r) {
-  read_two<false>(S, K, V, a, b, p, r);
+                     float* r, bool add) {
+  read_two<false>(S, K, V, a, b, p, r, add);
 }
 
 std::int32_t read_two_and_peak_kernel(const float* S, int K, int V, const float* a, const float* b,
                                       float* p, float* r) {
-  return read_two<true>(S, K, V, a, b, p, r);
+  return read_two<true>(S, K, V, a, b, p, r, false);
 }
 
 // Values stay in registers while all updates are added to them: of one row, or of kRows, which then
@@ -235,8 +238,9 @@ HWY_EXPORT(update_kernel);
 HWY_EXPORT(dot_records_kernel);
 HWY_EXPORT(read_records_kernel);
 
-void read_two(const float* S, int K, int V, const float* a, const float* b, float* p, float* r) {
-  HWY_DYNAMIC_DISPATCH(read_two_kernel)(S, K, V, a, b, p, r);
+void read_two(const float* S, int K, int V, const float* a, const float* b, float* p, float* r,
+              bool add) {
+  HWY_DYNAMIC_DISPATCH(read_two_kernel)(S, K, V, a, b, p, r, add);
 }
 
 std::int32_t read_two_and_peak(const float* S, int K, int V, const float* a, const float* b,

@@ -13,9 +13,11 @@ namespace statepack::kernel {
 /// The pattern of +Inf: a peak below it means that everything is finite.
 inline constexpr std::int32_t kInfBits = 0x7f800000;
 
-/// p_j = sum_i a_i S_ij and r_j = sum_i b_i S_ij, in the order of i: both reads in one pass.
-void read_two(const float* S, int K, int V, const float* a, const float* b, float* p, float* r);
-/// The same, and returns the peak of S.
+/// p_j = sum_i a_i S_ij and r_j = sum_i b_i S_ij, in the order of i: both reads in one pass. With
+/// `add` the sums go on from what p and r hold, as if these rows followed those before.
+void read_two(const float* S, int K, int V, const float* a, const float* b, float* p, float* r,
+              bool add = false);
+/// The same from zero, and returns the peak of S.
 std::int32_t read_two_and_peak(const float* S, int K, int V, const float* a, const float* b,
                                float* p, float* r);
 

@@ -148,21 +148,37 @@ struct Token {
 /// An updated state, made a few rows at a time.
 class UpdatedRows final : public RowSource {
  public:
-  /// `buffer` [kMaxRows][V].
-  UpdatedRows(const float* S, int V, const kernel::Update& by, float* buffer)
-      : S_(S), V_(V), by_(by), buffer_(buffer) {}
+  /// `buffer` [kMaxRows][V]. Without S its rows come from the page, by `codec`.decode_rows().
+  UpdatedRows(const float* S, const LayerCodec& codec, int head, const std::uint8_t* page,
+              const kernel::Update& by, float* buffer)
+      : S_(S),
+        codec_(codec),
+        head_(head),
+        page_(page),
+        V_(codec.shape().V),
+        by_(by),
+        buffer_(buffer) {}
 
   const float* rows(int begin, int n) override {
     kernel::Update by = by_;
     by.d += std::int64_t{begin} * by.d_stride;
     by.keys += begin;
-    peak_ = std::max(peak_, kernel::update(S_ + std::int64_t{begin} * V_, n, V_, by, buffer_));
+    const float* from = buffer_;
+    if (S_ != nullptr) {
+      from = S_ + std::int64_t{begin} * V_;
+    } else {
+      SP_CHECK(codec_.decode_rows(head_, page_, begin, n, buffer_), "rows that were read before");
+    }
+    peak_ = std::max(peak_, kernel::update(from, n, V_, by, buffer_));
     return buffer_;
   }
   std::int32_t peak() const { return peak_; }  ///< of the rows so far
 
  private:
   const float* S_;
+  const LayerCodec& codec_;
+  int head_;
+  const std::uint8_t* page_;
   int V_;
   kernel::Update by_;
   float* buffer_;
@@ -200,7 +216,8 @@ class Head {
   bool read(const std::uint8_t* page, const std::uint8_t* block, int n, const Token& token,
             bool decode, float* u, float* o) {
     page_ = page;
-    state_ = decode ? load(page) : nullptr;
+    state_ = nullptr;
+    decode_ = decode;
     if (window_.mode() == RecordMode::kV && n > 0) {
       state_ = replay(load(page), block, n);
       n = 0;
@@ -382,9 +399,20 @@ class Head {
     kernel::exp_all(sum, gate_width(), x_.gamma);
   }
 
+  /// Both reads of the page as f32, a few rows at a time, which stay in the first-level cache; the
+  /// sums are those of read_two() over all of it. False where the codec has no rows.
+  bool read_by_rows(const float* a, const float* b) {
+    for (int i = 0; i < K_; i += RowSource::kMaxRows) {
+      const int n = std::min(RowSource::kMaxRows, K_ - i);
+      if (!codec_.decode_rows(head_, page_, i, n, x_.rows)) return false;
+      kernel::read_two(x_.rows, n, V_, a + i, b + i, x_.p, x_.r, i > 0);
+    }
+    return true;
+  }
+
   /// p = S'^T k and r = S'^T q of the state, S' = Gamma o S: of state_ where it is there, else of
-  /// the packed page if the codec can. A codec that keeps Z = M S is read at M^-T k and M^-T q,
-  /// which are made here unless given.
+  /// the page if the codec can, packed or row by row. A codec that keeps Z = M S is read at M^-T k
+  /// and M^-T q, which are made here unless given.
   void read_page(const float* k, const float* q, const float* read_k, const float* read_q) {
     const float* a = k;
     const float* b = q;
@@ -398,7 +426,11 @@ class Head {
       a = x_.a;
       b = x_.b;
     }
-    if (state_ != nullptr || !codec_.read_two(head_, page_, a, b, x_.p, x_.r, x_.codec)) {
+    const auto read_here = [&] {
+      return decode_ ? read_by_rows(a, b)
+                     : codec_.read_two(head_, page_, a, b, x_.p, x_.r, x_.codec);
+    };
+    if (state_ != nullptr || !read_here()) {
       const float* const S = state();
       if (S == x_.S) {
         kernel::read_two(S, K_, V_, a, b, x_.p, x_.r);
@@ -455,13 +487,14 @@ class Head {
     return {x_.gamma, kStride, n, x_.written, K_, x_.values, true};
   }
 
-  /// Packs the updated S: a few rows at a time where the codec takes them so, else out of scratch.
-  /// False when it is not finite.
+  /// Packs the updated S, or without it the updated state of the page that was read by rows: a few
+  /// rows at a time where the codec takes them so, else out of scratch. False when it is not
+  /// finite.
   bool store(const float* S, const kernel::Update& by, std::uint8_t* page,
              const RoundingContext& at) {
-    UpdatedRows rows(S, V_, by, x_.rows);
+    UpdatedRows rows(S, codec_, head_, page_, by, x_.rows);
     if (codec_.encode_rows(head_, rows, page, x_.codec)) return rows.peak() < kInfBits;
-    if (kernel::update(S, K_, V_, by, x_.S) >= kInfBits) return false;
+    if (kernel::update(S == nullptr ? state() : S, K_, V_, by, x_.S) >= kInfBits) return false;
     encode(page, at);
     return true;
   }
@@ -498,6 +531,7 @@ class Head {
   Scratch& x_;
   const std::uint8_t* page_ = nullptr;  // what read() reads
   const float* state_ = nullptr;        // its state as f32, where that exists
+  bool decode_ = false;                 // read it as f32
   std::int32_t state_peak_ = 0;         // of a state that lies in the page, once read
 };
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../simd_targets.hpp"
@@ -127,6 +129,30 @@ class Rows final : public RowSource {
   int next_ = 0;
   std::vector<float> buffer_;
 };
+
+TEST(Fused, RowsAreRestoredAsTheWholeStateIs) {
+  testing::for_each_simd_target([] {
+    std::set<std::string> codecs;
+    for_each_case([&](const Case& c) {
+      const std::vector<std::uint8_t> page = encode(c);
+      std::vector<std::byte> scratch(c.codec->scratch_bytes());
+      const int K = c.codec->shape().K, V = c.codec->shape().V;
+      std::vector<float> all(c.X.size()), rows(static_cast<std::size_t>(RowSource::kMaxRows * V));
+      for (int head = 0; head < c.codec->shape().n_value_heads; ++head) {
+        c.codec->decode(head, page.data(), all.data(), {scratch});
+        for (const auto& [begin, wanted] : {std::pair{0, 16}, std::pair{K / 2, 5}}) {
+          const int n = std::min(wanted, K - begin);
+          if (!c.codec->decode_rows(head, page.data(), begin, n, rows.data())) continue;
+          codecs.insert(c.name.substr(0, c.name.find_first_of(":, ")));
+          ASSERT_EQ(0, std::memcmp(rows.data(), all.data() + begin * V,
+                                   static_cast<std::size_t>(n * V) * sizeof(float)))
+              << c.name << " " << c.state;
+        }
+      }
+    });
+    EXPECT_TRUE(codecs.contains("bf16") && codecs.contains("fp16") && codecs.contains("int8"));
+  });
+}
 
 TEST(Fused, RowsArePackedAsTheWholeStateIs) {
   testing::for_each_simd_target([] {

@@ -49,6 +49,12 @@ TEST(HeadKernels, ReadBothSumsInTheOrderOfRows) {
       kernel::read_two(S.data(), K, V, a.data(), b.data(), p.data(), r.data());
       EXPECT_EQ(p, expected_p);
       EXPECT_EQ(r, expected_r);
+      const int half = K / 2;  // in two pieces, the second on top of the first
+      kernel::read_two(S.data(), half, V, a.data(), b.data(), p.data(), r.data());
+      kernel::read_two(S.data() + half * V, K - half, V, a.data() + half, b.data() + half, p.data(),
+                       r.data(), /*add=*/true);
+      EXPECT_EQ(p, expected_p);
+      EXPECT_EQ(r, expected_r);
       EXPECT_EQ(kernel::read_two_and_peak(S.data(), K, V, a.data(), b.data(), p.data(), r.data()),
                 peak_of(S));
       EXPECT_EQ(p, expected_p);

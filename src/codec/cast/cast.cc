@@ -1,5 +1,6 @@
 #include "codec/cast/cast.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/half.hpp"
@@ -103,8 +104,24 @@ class CastCodec final : public LayerCodec {
     draw(at, head, n_values_, numbers);
     cast_.pack_either(X, numbers, n_values_, out);
   }
+  bool encode_rows(int head, RowSource& X, std::uint8_t* page, CodecScratch) const override {
+    if (stochastic_) return false;
+    std::uint8_t* out = page + 2 * n_values_ * head;
+    for (int i = 0; i < shape_.K; i += RowSource::kMaxRows) {
+      const int n_rows = std::min(RowSource::kMaxRows, shape_.K - i);
+      const std::int64_t n = std::int64_t{n_rows} * shape_.V;
+      cast_.pack(X.rows(i, n_rows), n, out);
+      out += 2 * n;
+    }
+    return true;
+  }
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch) const override {
     cast_.unpack(page + 2 * n_values_ * head, n_values_, X);
+  }
+  bool decode_rows(int head, const std::uint8_t* page, int begin, int n, float* X) const override {
+    const std::int64_t V = shape_.V;
+    cast_.unpack(page + 2 * (n_values_ * head + begin * V), n * V, X);
+    return true;
   }
   std::optional<PageMap> page_map() const override {
     if (stochastic_) return std::nullopt;

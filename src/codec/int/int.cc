@@ -1,5 +1,6 @@
 #include "codec/int/int.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -130,6 +131,36 @@ class IntCodec final : public LayerCodec {
     if (settings_.rounding == Rounding::kFeedback) store_residual(out, a);
   }
 
+  bool encode_rows(int head, RowSource& X, std::uint8_t* page,
+                   CodecScratch scratch) const override {
+    if (!halves_by_row()) return false;
+    const Arrays a(*this, scratch);
+    std::uint8_t* const out = page + head * head_bytes_;
+    std::uint8_t* const codes = settings_.bits == 8 ? out : a.codes;
+    const std::int64_t V = shape_.V;
+    for (int i = 0; i < shape_.K; i += RowSource::kMaxRows) {
+      const int n_rows = std::min(RowSource::kMaxRows, shape_.K - i);
+      const float* const x = X.rows(i, n_rows);
+      float peak[RowSource::kMaxRows], scale[RowSource::kMaxRows];
+      row_peaks(x, n_rows, V, peak);
+      store_scales(ScaleType::kF16, peak, n_rows, static_cast<float>(limit_),
+                   out + scales_at_ + 2 * i, scale);
+      quantise_by_rows(x, scale, n_rows, V, limit_, codes + i * V);
+    }
+    if (codes != out) pack_codes(codes, n_values_, settings_.bits, out);
+    return true;
+  }
+
+  bool decode_rows(int head, const std::uint8_t* page, int begin, int n, float* X) const override {
+    if (!halves_by_row() || settings_.bits != 8) return false;
+    const std::uint8_t* const in = page + head * head_bytes_;
+    float scale[RowSource::kMaxRows];
+    load_values(ScaleType::kF16, in + scales_at_ + 2 * begin, n, scale);
+    dequantise_by_rows(reinterpret_cast<const std::int8_t*>(in) + std::int64_t{begin} * shape_.V,
+                       scale, n, shape_.V, X);
+    return true;
+  }
+
   void decode(int head, const std::uint8_t* page, float* X, CodecScratch scratch) const override {
     const Arrays a(*this, scratch);
     const std::uint8_t* const in = page + head * head_bytes_;
@@ -166,10 +197,7 @@ class IntCodec final : public LayerCodec {
 
   // Only what kernels elsewhere know.
   std::optional<PageMap> page_map() const override {
-    if (tiles_.rows != 1 || tiles_.columns != shape_.V || settings_.affine ||
-        settings_.scale != ScaleType::kF16 || settings_.rounding != Rounding::kNearest) {
-      return std::nullopt;
-    }
+    if (!halves_by_row()) return std::nullopt;
     PageMap map{.family = PageFamily::kInt};
     for (int h = 0; h < shape_.n_value_heads; ++h) {
       map.heads.push_back({.codes = h * head_bytes_,
@@ -182,6 +210,12 @@ class IntCodec final : public LayerCodec {
   }
 
  private:
+  /// The usual layout: symmetric codes rounded to nearest, one f16 scale a row.
+  bool halves_by_row() const {
+    return tiles_.rows == 1 && tiles_.columns == shape_.V && !settings_.affine &&
+           settings_.scale == ScaleType::kF16 && settings_.rounding == Rounding::kNearest;
+  }
+
   struct Arrays {
     std::uint8_t* codes;     // [K][V]
     float* peak;             // [V] of a band: peaks or minima
