@@ -39,6 +39,11 @@ void ShortConv::apply(const float* u, float* c) const {
   silu(c, channels_);
 }
 
+void ShortConv::prefetch(const float* history) const {
+  constexpr std::int64_t kLine = 16;
+  for (std::int64_t i = 0; i < history_floats(); i += kLine) __builtin_prefetch(history + i, 1);
+}
+
 void ShortConv::step(float* history, const float* u, float* c) const {
   const int last = kernel_ - 1;
   multiply(weight_.data(), history, channels_, c);
