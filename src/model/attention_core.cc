@@ -14,16 +14,6 @@ namespace statepack {
 namespace {
 
 constexpr std::int64_t kMaxKeys = PagedKvCache::kTokens;
-// Few queries are bound by memory: keys and values then pass in pieces of about a page of memory,
-// and the next piece is asked for while one is worked on, because the machine's own prefetcher
-// starts anew in every page.
-constexpr int kFewRows = 4;
-constexpr std::int64_t kPieceFloats = 1024;
-
-void prefetch(const float* x, std::int64_t n) {
-  constexpr std::int64_t kLine = 16;
-  for (std::int64_t i = 0; i < n; i += kLine) __builtin_prefetch(x + i);
-}
 
 // Weights e^{scale s - peak} of the first n scores in place, zeros behind them up to n_all. Returns
 // their sum, in sixteen lanes; *peak grows to cover the scores.
@@ -99,18 +89,7 @@ void AttentionTile::take(const KeyBlock& block, std::int64_t n_visible, int visi
     keys[static_cast<std::size_t>(j)] =
         reinterpret_cast<const std::byte*>(block.k + j * block.k_stride);
   }
-  const std::int64_t piece =
-      n_rows_ > kFewRows ? kMaxKeys : std::max<std::int64_t>(4, kPieceFloats / k_dim_ / 4 * 4);
-  for (std::int64_t j = 0; j < n_last; j += piece) {
-    const std::int64_t next = j + piece;
-    if (next < n_last) {
-      prefetch(block.k + next * block.k_stride, std::min(piece, n_last - next) * block.k_stride);
-    } else if (n_rows_ <= kFewRows) {
-      prefetch(block.v, std::min(piece, n_last) * block.v_stride);
-    }
-    dot_rows(DType::kF32, query_, n_rows_, keys.data() + j, std::min(piece, n_last - j), k_dim_,
-             score_ + j, kMaxKeys);
-  }
+  dot_rows(DType::kF32, query_, n_rows_, keys.data(), n_last, k_dim_, score_, kMaxKeys);
   int first = n_rows_;  // rows before it see nothing of this block
   for (int r = n_rows_ - 1; r >= 0; --r) {
     const std::int64_t n =
@@ -123,16 +102,9 @@ void AttentionTile::take(const KeyBlock& block, std::int64_t n_visible, int visi
     sum_[r] = sum_[r] * kept + sum;
     multiply(out_ + r * out_stride_, kept, v_dim_);
   }
-  for (std::int64_t j = 0; j < n_last; j += piece) {
-    const std::int64_t next = j + piece;
-    if (next < n_last) {
-      prefetch(block.v + next * block.v_stride, std::min(piece, n_last - next) * block.v_stride);
-    }
-    small_gemm(n_rows_ - first, static_cast<int>(v_dim_),
-               static_cast<int>(std::min(piece, n_last - j)), score_ + first * kMaxKeys + j,
-               kMaxKeys, 1, block.v + j * block.v_stride, block.v_stride,
-               out_ + first * out_stride_, out_stride_, true);
-  }
+  small_gemm(n_rows_ - first, static_cast<int>(v_dim_), static_cast<int>(n_last),
+             score_ + first * kMaxKeys, kMaxKeys, 1, block.v, block.v_stride,
+             out_ + first * out_stride_, out_stride_, true);
 }
 
 void AttentionTile::finish() {

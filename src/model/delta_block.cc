@@ -224,12 +224,9 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const BlockInput
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t channels = p_.conv.channels();
   const Rows rows = project(pass, in, 0);
-  const auto history_of = [&](std::int64_t r) {
-    return batch.conv[static_cast<std::size_t>(r)] + layer_ * p_.conv.history_floats();
-  };
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
-    if (r + 1 < pass.n_rows) p_.conv.prefetch(history_of(r + 1));
-    p_.conv.step(history_of(r), rows.u + r * channels, rows.c + r * channels);
+    float* history = batch.conv[static_cast<std::size_t>(r)] + layer_ * p_.conv.history_floats();
+    p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
     prepare(rows, r);
   });
   pass.clock.lap(Part::kConvolution);

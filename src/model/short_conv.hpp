@@ -20,8 +20,6 @@ class ShortConv {
 
   /// One row c [channels] from `kernel` consecutive rows of u, oldest first.
   void apply(const float* u, float* c) const;
-  /// Asks memory for a history that step() will want soon.
-  void prefetch(const float* history) const;
   /// One row c from the history and the new u [channels]; the history moves on by one row.
   void step(float* history, const float* u, float* c) const;
 

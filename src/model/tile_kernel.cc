@@ -123,6 +123,7 @@ struct Product {
   bool add;                // to what y holds
   const std::byte* ahead;  // what to ask memory for, `ahead_lines` cache lines a step
   std::int64_t ahead_lines;
+  std::int64_t next_rows;  // of y behind these, which are asked for, too
 };
 
 template <int groups, int blocks>
@@ -146,6 +147,8 @@ SP_TILES void multiply(const Product& p) {
   const std::byte* x0 = p.x[0];
   const std::byte* x1 = p.x[1];
   const std::byte* ahead = p.ahead;
+  const float* y_next = p.y[0] + groups * kGroup * p.y_stride;
+  std::int64_t next = 0;
   for (std::int64_t s = 0; s < p.steps; ++s) {
     _tile_loadd(4, p.w[0] + s * kTileBytes, kLine);
     _tile_loadd(6, x0, kLine);
@@ -171,6 +174,9 @@ SP_TILES void multiply(const Product& p) {
     x0 += kPieces * kTileBytes;
     for (std::int64_t i = 0; i < p.ahead_lines; ++i, ahead += kLine)
       __builtin_prefetch(ahead, 0, 2);
+    for (; next < p.next_rows * (s + 1) / p.steps; ++next, y_next += p.y_stride) {
+      for (int b = 0; b < blocks; ++b) __builtin_prefetch(y_next + b * kBlock, 1, 3);
+    }
   }
   _tile_stored(0, p.y[0], stride);
   if constexpr (blocks == 2) _tile_stored(1, p.y[0] + kBlock, stride);
@@ -206,6 +212,7 @@ SP_TILES void panel(const std::byte* groups, std::int64_t n_rows, const std::byt
       p.y[0] = y + r * y_stride;
       p.y[1] = p.y[0] + kGroup * y_stride;
       p.ahead = ahead;
+      p.next_rows = s > 0 ? 0 : std::min(2 * kGroup, n_rows - r - n);
       n > kGroup ? multiply<2, blocks>(p) : multiply<1, blocks>(p);
       if (ahead != nullptr) ahead += p.steps * p.ahead_lines * kLine;
     }
