@@ -26,6 +26,9 @@ namespace {
 // that a layer of 384 outputs still feeds several threads.
 constexpr std::int64_t kDotOutputs = 64;
 static_assert(kDotOutputs % tile_kernel::kBlock == 0);
+// A layer of few outputs is cut finer where the kernel takes that many at a time anyway, so that a
+// thread that lost its core for a while does not keep the others waiting.
+constexpr std::int64_t kFewOutputs = 512, kPanelOfTiles = 2 * tile_kernel::kBlock;
 // Rows of one task of the matrix unit: of 1024 columns they pack to 1 MB, which the tasks of one
 // layer pass over while it lies in a core's second-level cache.
 constexpr std::int64_t kTileTaskRows = 256;
@@ -224,7 +227,10 @@ void LinearRunner::make_tasks(std::span<const LinearJob> jobs, GemmPath path) {
     const Kernel kernel = kernel_of(job, path);
     const std::int64_t N = job.w->n_out();
     std::int64_t width = kDotOutputs, height = job.n_rows;
-    if (kernel == Kernel::kTiles) height = kTileTaskRows;
+    if (kernel == Kernel::kTiles) {
+      height = kTileTaskRows;
+      if (N <= kFewOutputs) width = kPanelOfTiles;
+    }
     if (kernel == Kernel::kLibrary) {
       // Equal panels, an even number of them where there are several, so that two threads share a
       // small layer evenly. The cut depends on the shape alone.
@@ -240,6 +246,52 @@ void LinearRunner::make_tasks(std::span<const LinearJob> jobs, GemmPath path) {
       }
     }
   }
+}
+
+bool LinearRunner::run_gated(const LinearJob& gate, const Linear& up, const LinearJob& down,
+                             const RowMaker& make,
+                             void (*combine)(float* gate, const float* up, std::int64_t n)) {
+  const std::int64_t n = gate.n_rows, K = gate.w->n_in(), middle = gate.w->n_out();
+  if (!tiles_ || gate.w->tiles() == nullptr || up.tiles() == nullptr ||
+      down.w->tiles() == nullptr || middle % kPanelOfTiles != 0) {
+    return false;
+  }
+  pack_inputs({&gate, 1}, GemmPath::kInvariant, make);
+  const std::int64_t group = tile_kernel::group_bytes(K);
+  const std::int64_t group_between = tile_kernel::group_bytes(middle);
+  const std::int64_t n_groups = (n + tile_kernel::kGroup - 1) / tile_kernel::kGroup;
+  between_.grow(static_cast<std::size_t>(n_groups * group_between));
+  const std::int64_t across = (middle + kDotOutputs - 1) / kDotOutputs;
+  const std::int64_t bands = (n + kTileTaskRows - 1) / kTileTaskRows;
+  threads_.parallel_for(across * bands, [&](std::int64_t task, int worker) {
+    const std::int64_t first_row = task / across * kTileTaskRows;
+    const std::int64_t n_rows = std::min(kTileTaskRows, n - first_row);
+    const std::int64_t begin = task % across * kDotOutputs;
+    const std::int64_t width = std::min(kDotOutputs, middle - begin);
+    float* const a = floats(scratch_[static_cast<std::size_t>(worker)], 2 * n_rows * kDotOutputs);
+    float* const b = a + n_rows * kDotOutputs;
+    const std::int64_t first_group = first_row / tile_kernel::kGroup;
+    const std::byte* const x = packed_.data() + first_group * group;
+    const std::int64_t at = tile_kernel::weight_bytes(begin, K);
+    tile_kernel::dot_rows(x, n_rows, gate.w->tiles() + at, width, K, a, kDotOutputs);
+    tile_kernel::dot_rows(x, n_rows, up.tiles() + at, width, K, b, kDotOutputs);
+    std::byte* const to =
+        between_.data() + first_group * group_between + tile_kernel::group_bytes(begin);
+    for (std::int64_t r = 0; r < n_rows; ++r) {
+      combine(a + r * kDotOutputs, b + r * kDotOutputs, width);
+      tile_kernel::pack_row(a + r * kDotOutputs, width, r % tile_kernel::kGroup,
+                            to + r / tile_kernel::kGroup * group_between);
+    }
+  });
+  make_tasks({&down, 1}, GemmPath::kInvariant);
+  threads_.parallel_for(std::ssize(tasks_), [&](std::int64_t i, int) {
+    const Task& task = tasks_[static_cast<std::size_t>(i)];
+    tile_kernel::dot_rows(
+        between_.data() + task.row_begin / tile_kernel::kGroup * group_between, task.n_rows,
+        down.w->tiles() + tile_kernel::weight_bytes(task.out_begin, middle), task.n_out, middle,
+        down.y + task.row_begin * down.y_stride + task.out_begin, down.y_stride);
+  });
+  return true;
 }
 
 void LinearRunner::run(std::span<const LinearJob> jobs, GemmPath path, const RowMaker& make) {

@@ -89,6 +89,13 @@ class LinearRunner {
   /// at a time and before the row is read: what a row takes to make is then done by the thread that
   /// converts it, while it is in its cache. All jobs have the same number of rows then.
   void run(std::span<const LinearJob> jobs, GemmPath path, const RowMaker& make = {});
+  /// y = down (combine(gate x, up x)), with the bits of three run()s and combine() over whole rows
+  /// between them, where the matrix unit does all of it: what lies between is then converted by the
+  /// thread that computed it and never leaves its cache. `gate` gives the input x, the rows and the
+  /// matrix; its y is not used. False, with nothing done, elsewhere.
+  bool run_gated(const LinearJob& gate, const Linear& up, const LinearJob& down,
+                 const RowMaker& make,
+                 void (*combine)(float* gate, const float* up, std::int64_t n));
 
  private:
   enum class Kernel : std::uint8_t { kVector, kTiles, kLibrary };
@@ -112,6 +119,7 @@ class LinearRunner {
   bool tiles_;
   std::vector<Task> tasks_;
   std::vector<Input> inputs_;            ///< that are packed
+  AlignedBytes between_;                 ///< packed rows in the middle of run_gated()
   AlignedBytes packed_;                  ///< rows of f32 or groups of the matrix unit
   std::vector<std::int64_t> packed_at_;  ///< of each job, bytes into packed_
   std::vector<AlignedBytes> scratch_;    ///< of each worker

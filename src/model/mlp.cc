@@ -14,6 +14,10 @@ class DenseMlp final : public FeedForward {
   void run(const Pass& pass, const BlockInput& in, float* y) override {
     const Scratch::Mark mark(pass.scratch);
     const std::int64_t n = pass.n_rows, H = mlp_.gate.n_in(), I = mlp_.gate.n_out();
+    if (pass.linear.run_gated({&mlp_.gate, in.x, H, n, nullptr, 0}, mlp_.up,
+                              {&mlp_.down, nullptr, 0, n, y, H}, in.make, silu_times)) {
+      return;
+    }
     float* gate = pass.scratch.take(n * I);
     float* up = pass.scratch.take(n * I);
     const LinearJob jobs[] = {{&mlp_.gate, in.x, H, n, gate, I}, {&mlp_.up, in.x, H, n, up, I}};

@@ -229,6 +229,37 @@ TEST(Linear, RowsAreMadeOnceBeforeTheyAreRead) {
   }
 }
 
+// The gated product on the matrix unit, against its parts one after another.
+TEST(Linear, GatedProductsHaveTheBitsOfTheirParts) {
+  ThreadPool threads(2);
+  LinearRunner runner(threads);
+  const auto combine = [](float* a, const float* b, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) a[i] = a[i] * 0.5F + b[i];
+  };
+  for (const std::int64_t middle : {96, 544, 50}) {  // of the last the unit has no whole steps
+    const std::int64_t K = 70, N = 40;
+    const Matrix gate = make(DType::kBF16, middle, K, 28), up = make(DType::kBF16, middle, K, 29),
+                 down = make(DType::kBF16, N, middle, 30);
+    const Linear g = gate.linear.in_tiles(threads), u = up.linear.in_tiles(threads),
+                 d = down.linear.in_tiles(threads);
+    for (const std::int64_t n : {1, 17, 300}) {
+      const auto x = random_rows(n * K, 31);
+      std::vector<float> late(x.size(), NAN), y(std::size_t(n * N), NAN);
+      const bool done = runner.run_gated(
+          {&g, late.data(), K, n, nullptr, 0}, u, {&d, nullptr, 0, n, y.data(), N},
+          [&](std::int64_t r) { std::copy_n(x.data() + r * K, K, late.data() + r * K); }, combine);
+      ASSERT_EQ(done, tile_kernel::available() && middle != 50);
+      if (!done) continue;
+      std::vector<float> a = run(gate.linear, x.data(), K, n, GemmPath::kInvariant, 1);
+      const std::vector<float> b = run(up.linear, x.data(), K, n, GemmPath::kInvariant, 1);
+      combine(a.data(), b.data(), n * middle);
+      EXPECT_EQ(y, run(down.linear, a.data(), middle, n, GemmPath::kInvariant, 1));
+    }
+    EXPECT_FALSE(runner.run_gated({&gate.linear, nullptr, K, 1, nullptr, 0}, up.linear,
+                                  {&down.linear, nullptr, 0, 1, nullptr, N}, {}, combine));
+  }
+}
+
 // The two parts of an f32 are finite, whatever its size, and nothing is lost of what 16 bits hold.
 TEST(Linear, LargeAndSmallActivationsKeepTheirValue) {
   std::vector<std::uint16_t> bits(64, 0);
