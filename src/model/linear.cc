@@ -103,12 +103,12 @@ Linear Linear::in_tiles(ThreadPool& threads) const {
   if (dtype_ != DType::kBF16 || !tile_kernel::available() || n_out_ == 0 || n_in_ == 0) {
     return *this;
   }
-  const std::align_val_t line{AlignedBytes::kAlign};
+  constexpr std::align_val_t kLine{AlignedBytes::kAlign};
   auto* const tiles = static_cast<std::byte*>(::operator new(
-      static_cast<std::size_t>(tile_kernel::weight_bytes(n_out_, n_in_)), line, std::nothrow));
+      static_cast<std::size_t>(tile_kernel::weight_bytes(n_out_, n_in_)), kLine, std::nothrow));
   if (tiles == nullptr) return *this;  // tasks then copy what they need, every time
   Linear out = *this;
-  out.tiles_ = {tiles, [line](std::byte* memory) { ::operator delete(memory, line); }};
+  out.tiles_ = {tiles, [](std::byte* memory) { ::operator delete(memory, kLine); }};
   const std::int64_t n_blocks = (n_out_ + tile_kernel::kBlock - 1) / tile_kernel::kBlock;
   threads.parallel_for(n_blocks, [&](std::int64_t i, int) {
     const std::int64_t begin = i * tile_kernel::kBlock;

@@ -1,6 +1,7 @@
 // A loaded hybrid model on the CPU: prompts into dense states, tokens through packed ones.
 //
-// Weights stay as the checkpoint stores them (bf16 mapped from the file); every activation is f32.
+// Weights stay as the checkpoint stores them (bf16 mapped from the file), but for a copy in the
+// order of a matrix unit where there is one (model/weights.hpp); every activation is f32.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +75,7 @@ class Model {
 
   virtual const ModelConfig& config() const = 0;
   virtual const std::string& fingerprint() const = 0;  ///< of the content: config and weights
-  virtual std::int64_t weight_bytes() const = 0;
+  virtual std::int64_t weight_bytes() const = 0;       ///< of the tensors in use and their copies
   virtual std::unique_ptr<KvCache> new_kv_cache() const = 0;
   virtual DenseState new_dense_state() const = 0;  ///< zeros
 
