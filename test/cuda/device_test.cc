@@ -126,22 +126,19 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-class EveryScheme : public testing::TestWithParam<Case> {};
-
-// Rows at different phases of their windows. All heads are resident at once on a large device, so
-// this is rewrite_kernel; graph_test holds step_kernel against it.
-TEST_P(EveryScheme, StepsLikeTheCpu) {
-  const LayerShape& s = GetParam().shape;
-  constexpr int kRows = 5;
-  OneLayer cpu = layer_of(GetParam().scheme, s, kRows + 2);
+/// Steps `n_tokens` tokens, of n_rows(t) rows each, on both sides from the same bytes.
+template <class Rows>
+void expect_steps_of_the_cpu(OneLayer& cpu, const Case& of, int n_tokens, Rows&& rows_of) {
+  const LayerShape& s = of.shape;
+  const int n_slots = static_cast<int>(cpu.n_slots);
   OneLayer twin = exact_twin(cpu);
-  OneLayer after = layer_of(GetParam().scheme, s, kRows + 2);
+  OneLayer after = layer_of(of.scheme, s, n_slots);
   DeviceSlots gpu(cpu);
   ThreadPool threads(1);
   Stream stream(7);
   double worst_out = 0, worst_open = 0, worst_page = 0;
-  for (int t = 0; t < 9; ++t) {
-    const int n_rows = t < 2 ? 1 + t : t % 3 == 2 ? 2 : kRows;
+  for (int t = 0; t < n_tokens; ++t) {
+    const int n_rows = rows_of(t);
     Batch batch(s, n_rows);
     stream.fill(batch);
     copy_to_twin(cpu, twin);
@@ -153,7 +150,7 @@ TEST_P(EveryScheme, StepsLikeTheCpu) {
     gpu.pull(after);
     EXPECT_EQ(after.faults, cpu.faults);
     worst_out = std::max(worst_out, relative_error(on_gpu.out, batch.out));
-    for (int slot = 0; slot < kRows + 2; ++slot) {
+    for (int slot = 0; slot < n_slots; ++slot) {
       const auto i = static_cast<std::size_t>(slot);
       EXPECT_EQ(after.cursors[i].fill, cpu.cursors[i].fill) << "slot " << slot << ", token " << t;
       EXPECT_EQ(after.cursors[i].limit, cpu.cursors[i].limit) << "slot " << slot;
@@ -171,7 +168,7 @@ TEST_P(EveryScheme, StepsLikeTheCpu) {
     // What no row owns stays: other slots whole, and what lies between slots.
     const LayerState is = after.state(), was = cpu.state();
     const std::int64_t page_bytes = cpu.layer.codec->page_bytes();
-    for (int slot = 0; slot < kRows + 2; ++slot) {
+    for (int slot = 0; slot < n_slots; ++slot) {
       const bool touched = slot > 0 && slot <= n_rows;
       const std::int64_t from = touched ? page_bytes : 0;
       EXPECT_EQ(std::memcmp(is.pages + slot * is.page_stride + from,
@@ -189,6 +186,16 @@ TEST_P(EveryScheme, StepsLikeTheCpu) {
   // A record's value or code near a midpoint may round the other way.
   EXPECT_LT(worst_open, 1e-3);
   EXPECT_LT(worst_page, 2e-4);
+}
+
+class EveryScheme : public testing::TestWithParam<Case> {};
+
+// Rows at different phases of their windows, all heads resident at once.
+TEST_P(EveryScheme, StepsLikeTheCpu) {
+  OneLayer cpu = layer_of(GetParam().scheme, GetParam().shape, 7);
+  expect_steps_of_the_cpu(cpu, GetParam(), 9, [](int t) {
+    return t < 2 ? 1 + t : t % 3 == 2 ? 2 : 5;
+  });
 }
 
 // One state, every kind of head: the error of the page may not exceed the CPU's.
@@ -245,6 +252,34 @@ TEST_P(EveryScheme, PacksLikeTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, EveryScheme, testing::ValuesIn(all_cases()));
+
+// More heads than are resident at once: a kernel for all rows, then one for those that are due.
+class LargeBatch : public testing::TestWithParam<Case> {};
+
+TEST_P(LargeBatch, StepsLikeTheCpu) {
+  constexpr int kRows = 17;  // of 32 heads; a device of 132 multiprocessors has room for 528
+  OneLayer cpu = layer_of(GetParam().scheme, GetParam().shape, kRows + 2);
+  for (int slot = 1; slot < kRows + 2; ++slot) {
+    cpu.cursors[static_cast<std::size_t>(slot)].limit = 1 + slot % cpu.scheme.period;
+  }
+  expect_steps_of_the_cpu(cpu, GetParam(), 5, [](int) { return kRows; });
+}
+
+constexpr LayerShape kManyScalar{16, 32, 128, 128, Gate::kScalar};
+constexpr LayerShape kManyChannel{32, 32, 128, 128, Gate::kChannel};
+
+INSTANTIATE_TEST_SUITE_P(Device, LargeBatch,
+                         testing::Values(Case{"leapquant:8,period=4", kManyScalar},
+                                         Case{"leapquant:8,period=4", kManyChannel},
+                                         Case{"leapquant:6,period=3", kManyScalar},
+                                         Case{"leapquant:4,period=3", kManyChannel},
+                                         Case{"pace:4,period=3", kManyScalar},
+                                         Case{"pace:4/8,period=2,records=mixed", kManyChannel},
+                                         Case{"stepquant:4,period=3", kManyScalar},
+                                         Case{"stepquant:4,period=3,records=int8", kManyChannel},
+                                         Case{"int8,period=3", kManyScalar},
+                                         Case{"int4,period=3,records=int8", kManyChannel},
+                                         Case{"bf16,period=2", kManyScalar}));
 
 // ---------------------------------------------------------------------------------------------
 

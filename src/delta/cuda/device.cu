@@ -25,8 +25,12 @@ KernelSet kernels_for(const PageMap& map, const Choice& choice) {
       return int_kernels(map.heads.front().bits, choice);
     case PageFamily::kLeapquant:
       return map.clip ? KernelSet{} : leapquant_kernels(map.heads.front().bits, choice);
-    case PageFamily::kPace:
-      return map.group % kWarpRows != 0 ? KernelSet{} : pace_kernels(map.affine, choice);
+    case PageFamily::kPace: {
+      Choice of_group = choice;  // kernels of full.cuh know some groups only
+      of_group.full =
+          choice.full && (map.affine || map.group == 32 || map.group == 64 || map.group == 128);
+      return map.group % kWarpRows != 0 ? KernelSet{} : pace_kernels(map.affine, of_group);
+    }
     case PageFamily::kStepquant:
       break;
   }
@@ -71,7 +75,7 @@ struct DeviceLayer::Impl {
   KernelSet kernels;
   DeviceBytes heads, rows, start;
   int rewrite_threads = 0, n_multiprocessors = 0, rewrite_blocks = 0;
-  std::size_t step_shared = 0, rewrite_shared = 0, dense_shared = 0;
+  std::size_t step_shared = 0, rewrite_shared = 0, rewrite_step_shared = 0, dense_shared = 0;
 
   LaunchArgs args(const PoolView& pool, const Workspace& work) const {
     LaunchArgs a;
@@ -81,9 +85,10 @@ struct DeviceLayer::Impl {
     return a;
   }
   /// Blocks stride over heads of rows, so that their number need not be known on the host.
-  Status rewrite(Kernel kernel, const LaunchArgs& a, int most_rows, void* stream) const {
+  Status rewrite(const LaunchArgs& a, int most_rows, void* stream, bool of_step) const {
     const int n_blocks = std::min(rewrite_blocks, most_rows * view.n_value_heads);
-    return check(launch(kernel, n_blocks, 1, rewrite_threads, rewrite_shared, stream, a),
+    return check(launch(of_step ? kernels.rewrite_step : kernels.rewrite, n_blocks, 1,
+                        rewrite_threads, of_step ? rewrite_step_shared : rewrite_shared, stream, a),
                  "a rewrite of pages");
   }
 };
@@ -111,10 +116,15 @@ Result<std::unique_ptr<DeviceLayer>> DeviceLayer::make(const CompiledLayer& laye
 
   auto impl = std::make_unique<Impl>();
   impl->gate = shape.gate;
-  impl->kernels = kernels_for(*map, {.gate = shape.gate,
-                                     .full = shape.K == kMaxWidth && shape.V == kMaxWidth,
-                                     .per_step = scheme.period == 1,
-                                     .records = layer.window.records()});
+  // The kernels of full.cuh read records in words, so they need them at multiples of words.
+  const WindowMap records = layer.window.map();
+  const bool in_words =
+      records.values % 4 == 0 && records.gates % 4 == 0 && records.totals % 8 == 0;
+  impl->kernels =
+      kernels_for(*map, {.gate = shape.gate,
+                         .full = shape.K == kMaxWidth && shape.V == kMaxWidth && in_words,
+                         .per_step = scheme.period == 1,
+                         .records = layer.window.records()});
   if (impl->kernels.step == nullptr) return unsupported(what + " has no kernel for its options");
 
   SP_ASSIGN_OR_RETURN(impl->heads, upload(std::span(map->heads)));
@@ -123,6 +133,9 @@ Result<std::unique_ptr<DeviceLayer>> DeviceLayer::make(const CompiledLayer& laye
   LayerView& view = impl->view;
   view.n_key_heads = shape.n_key_heads;
   view.n_value_heads = shape.n_value_heads;
+  view.heads_per_key = shape.n_value_heads / shape.n_key_heads;
+  view.heads_per_key_inverse =
+      static_cast<std::uint32_t>((std::uint64_t{1} << 32) / view.heads_per_key + 1);
   view.K = shape.K;
   view.V = shape.V;
   view.period = scheme.period;
@@ -152,24 +165,22 @@ Result<std::unique_ptr<DeviceLayer>> DeviceLayer::make(const CompiledLayer& laye
       cudaDeviceGetAttribute(&impl->n_multiprocessors, cudaDevAttrMultiProcessorCount, device),
       "counting multiprocessors"));
 
-  const int n_row_blocks = shape.K / kWarpRows, n_vectors = rewrite_vectors(view);
-  const int staged = impl->kernels.staged_bytes(view);
-  const auto shared = [](int n_partial, int n_keys, int n_values, int n_gates, int page) {
-    return static_cast<std::size_t>(4 * Shared::floats(n_partial, n_keys, n_values, n_gates) +
-                                    page);
+  const auto shared = [&](int (*bytes)(const LayerView&)) {
+    return static_cast<std::size_t>(bytes(view));
   };
-  impl->rewrite_threads = 32 * n_row_blocks;  // a state lies in registers
-  impl->step_shared =
-      shared(kReadGroups, step_keys(view, shape.gate), 0, gate_room(shape.gate), staged);
-  impl->rewrite_shared = shared(n_row_blocks, n_vectors, n_vectors, kMaxWidth, staged);
-  impl->dense_shared = shared(1, 0, 0, kMaxWidth, 0);
+  impl->rewrite_threads = 32 * shape.K / kWarpRows;  // a state lies in registers
+  impl->step_shared = shared(impl->kernels.step_shared);
+  impl->rewrite_shared = shared(impl->kernels.rewrite_shared);
+  impl->rewrite_step_shared = shared(impl->kernels.rewrite_step_shared);
+  impl->dense_shared = 4 * static_cast<std::size_t>(Shared::floats(1, 0, 0, kMaxWidth));
   // A limit belongs to the kernel, which layers of other sizes share: raise it to the most there
   // is.
   int most_shared = 0;
   SP_RETURN_IF_ERROR(
       check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
             "asking for the shared memory of a block"));
-  if (std::max(impl->step_shared, impl->rewrite_shared) > static_cast<std::size_t>(most_shared)) {
+  if (std::max({impl->step_shared, impl->rewrite_shared, impl->rewrite_step_shared}) >
+      static_cast<std::size_t>(most_shared)) {
     return unsupported(what + " needs more shared memory than this device's " +
                        std::to_string(most_shared) + " bytes a block");
   }
@@ -180,10 +191,10 @@ Result<std::unique_ptr<DeviceLayer>> DeviceLayer::make(const CompiledLayer& laye
               "allowing " + std::to_string(most_shared) + " bytes of shared memory"));
   }
   int resident = 0;
-  SP_RETURN_IF_ERROR(
-      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                &resident, impl->kernels.rewrite_step, impl->rewrite_threads, impl->rewrite_shared),
-            "asking for the occupancy"));
+  SP_RETURN_IF_ERROR(check(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &resident, impl->kernels.rewrite_step, impl->rewrite_threads, impl->rewrite_step_shared),
+      "asking for the occupancy"));
   impl->rewrite_blocks = std::max(1, resident) * impl->n_multiprocessors;
   return std::unique_ptr<DeviceLayer>(new DeviceLayer(std::move(impl)));
 }
@@ -207,7 +218,7 @@ Status DeviceLayer::step(const PoolView& pool, const TokenView& token, const Wor
   const int n_heads = token.n_rows * impl.view.n_value_heads;
   if (impl.view.period == 1) {
     if (impl.kernels.dense == nullptr) {
-      return impl.rewrite(impl.kernels.rewrite_step, a, token.n_rows, stream);
+      return impl.rewrite(a, token.n_rows, stream, true);
     }
     const int n_tiles = (impl.view.V + kDenseColumns - 1) / kDenseColumns;
     return check(launch(impl.kernels.dense, impl.view.n_value_heads * n_tiles, token.n_rows,
@@ -215,14 +226,14 @@ Status DeviceLayer::step(const PoolView& pool, const TokenView& token, const Wor
                  "a step over dense pages");
   }
   // Where all heads are resident at once, one launch for due and other rows saves the second.
-  if (n_heads <= impl.rewrite_blocks) {
-    return impl.rewrite(impl.kernels.rewrite_step, a, token.n_rows, stream);
+  if (n_heads <= impl.rewrite_blocks && !impl.kernels.full) {
+    return impl.rewrite(a, token.n_rows, stream, true);
   }
   SP_RETURN_IF_ERROR(check(launch(impl.kernels.step, impl.view.n_value_heads, token.n_rows,
-                                  32 * kReadGroups, impl.step_shared, stream, a),
+                                  impl.kernels.step_threads, impl.step_shared, stream, a),
                            "a step"));
   a.rewrite = Rewrite::kDueRows;
-  return impl.rewrite(impl.kernels.rewrite_step, a, token.n_rows, stream);
+  return impl.rewrite(a, token.n_rows, stream, true);
 }
 
 Status DeviceLayer::flush(const PoolView& pool, const std::int64_t* slots, int n,
@@ -236,7 +247,7 @@ Status DeviceLayer::flush(const PoolView& pool, const std::int64_t* slots, int n
   a.token.n_rows = n;
   a.token.read_slots = slots;
   a.rewrite = Rewrite::kFlush;
-  return impl_->rewrite(impl_->kernels.rewrite, a, n, stream);
+  return impl_->rewrite(a, n, stream, impl_->kernels.full);
 }
 
 Status DeviceLayer::hand_over(const PoolView& pool, std::int64_t slot, const float* S,
@@ -256,7 +267,7 @@ Status DeviceLayer::hand_over(const PoolView& pool, std::int64_t slot, const flo
     a.limit = static_cast<std::int32_t>((period - n_tokens % period) % period);
   }
   a.rewrite = Rewrite::kHandOver;
-  return impl_->rewrite(impl_->kernels.rewrite, a, 1, stream);
+  return impl_->rewrite(a, 1, stream, impl_->kernels.full);
 }
 
 Status DeviceLayer::restore_dense(const PoolView& pool, std::int64_t slot, float* S,
@@ -270,7 +281,7 @@ Status DeviceLayer::restore_dense(const PoolView& pool, std::int64_t slot, float
   a.slot = slot;
   a.dense = S;
   a.rewrite = Rewrite::kRestore;
-  return impl_->rewrite(impl_->kernels.rewrite, a, 1, stream);
+  return impl_->rewrite(a, 1, stream, false);
 }
 
 }  // namespace statepack::cuda

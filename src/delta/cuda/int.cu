@@ -1,11 +1,10 @@
-#include "delta/cuda/kernels.cuh"
-#include "delta/cuda/uniform_page.cuh"
+#include "delta/cuda/full_row_pages.cuh"
 
 namespace statepack::cuda {
 
 KernelSet int_kernels(int bits, const Choice& choice) {
-  if (bits == 8) return kernels_by_gate<IntPage<8>>(choice);
-  if (bits == 4) return kernels_by_gate<IntPage<4>>(choice);
+  if (bits == 8) return full_kernels_by_gate<IntFull<8>, Records::kBf16, Records::kInt8>(choice);
+  if (bits == 4) return full_kernels_by_gate<IntFull<4>, Records::kBf16, Records::kInt8>(choice);
   return {};
 }
 

@@ -94,9 +94,11 @@ struct Task {
   bool with_key;  // the head that stores its key head's records
 
   __device__ Task(const LayerView& layer, int row_, int head_) : row(row_), head(head_) {
-    const int group = layer.n_value_heads / layer.n_key_heads;
-    key_head = head / group;
-    with_key = head == key_head * group;
+    key_head = layer.heads_per_key == 1
+                   ? head
+                   : static_cast<int>(
+                         __umulhi(static_cast<std::uint32_t>(head), layer.heads_per_key_inverse));
+    with_key = head == key_head * layer.heads_per_key;
   }
   __device__ float* out(const LaunchArgs& a, int V) const {
     return a.token.out + row * a.token.out_stride + static_cast<std::int64_t>(head) * V;
@@ -473,10 +475,10 @@ __device__ inline bool finish_column(const Page& page, int j, float v, float alo
 // Writing
 
 /// Stores record m: key (once a key head), correction, gate, as computed.
-template <Gate gate>
+template <Gate gate, class Space>
 __device__ inline void append_record(const Block& b, const Task& task,
                                      const RecordsOf<gate>& records, std::uint8_t* block, int m,
-                                     Shared& s) {
+                                     Space& s) {
   const WindowView& window = records.window;
   RecordsOf<gate> to = records;
   to.block = block;
@@ -1065,8 +1067,25 @@ struct KernelSet {
   Kernel rewrite = nullptr;       // whatever is asked
   Kernel rewrite_step = nullptr;  // rows of a step: the same or a faster one
   Kernel dense = nullptr;         // null: period 1 goes to `rewrite_step`
-  int (*staged_bytes)(const LayerView&) = nullptr;
+  int step_threads = 32 * kReadGroups;
+  bool full = false;  // of full.cuh: `rewrite_step` is for listed rows, flush and hand-over alone
+  // Dynamic shared memory in bytes.
+  int (*step_shared)(const LayerView&) = nullptr;
+  int (*rewrite_shared)(const LayerView&) = nullptr;
+  int (*rewrite_step_shared)(const LayerView&) = nullptr;
 };
+
+template <class Page, Gate gate>
+int step_shared(const LayerView& layer) {
+  return 4 * Shared::floats(kReadGroups, step_keys(layer, gate), 0, gate_room(gate)) +
+         Page::staged_bytes(layer);
+}
+template <class Page>
+int rewrite_shared(const LayerView& layer) {
+  const int n_vectors = rewrite_vectors(layer);
+  return 4 * Shared::floats(layer.K / kWarpRows, n_vectors, n_vectors, kMaxWidth) +
+         Page::staged_bytes(layer);
+}
 
 /// What decides among the kernels of a page type.
 struct Choice {
@@ -1083,7 +1102,9 @@ KernelSet kernels_for_all() {
           .rewrite = rewrite_kernel<Page, gate, Fixed<false>>,
           .rewrite_step = rewrite_kernel<Page, gate, Fixed<false>>,
           .dense = nullptr,
-          .staged_bytes = Page::staged_bytes};
+          .step_shared = step_shared<Page, gate>,
+          .rewrite_shared = rewrite_shared<Page>,
+          .rewrite_step_shared = rewrite_shared<Page>};
 }
 /// The same, and for K = V = 128 with these formats of records kernels of their own.
 template <class Page, Gate gate, Records... kFast>

@@ -34,6 +34,9 @@ struct WindowView {
 
 struct LayerView {
   int n_key_heads = 0, n_value_heads = 0, K = 0, V = 0;
+  int heads_per_key = 1;  // value heads of a key head
+  std::uint32_t heads_per_key_inverse =
+      0;  // ceil(2^32 / heads_per_key): dividing takes 35 instructions
   CodecView codec;
   WindowView window;
   int period = 1;
