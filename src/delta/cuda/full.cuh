@@ -4,9 +4,8 @@
 //   full_step_kernel     two warps a head; the codes of a page go from global memory into the
 //                        registers that multiply them. Every row appends its record, and a row
 //                        whose window is then complete is listed
-//   full_rewrite_kernel  eight warps a head, which hold its state in registers, add the records to
-//   it
-//                        and round it: for listed rows, flush and hand-over
+//   full_rewrite_kernel  eight warps a head, which hold its state in registers, add the records and
+//                        round it: for listed rows, flush and hand-over
 //
 // They run one after the other for every batch, so a row's bits do not depend on its size. At
 // period 1 the kernels of kernels.cuh are used.
@@ -193,20 +192,23 @@ __device__ inline float2 gate_two(const RecordsOf<gate>& records, int m, int i) 
   return two_halves(*reinterpret_cast<const std::uint32_t*>(records.gate_of(m) + 2 * i));
 }
 
-/// Asks for the first 16 records, 128 bytes a thread: they are read two barriers later.
+/// Asks for all records, a thread for each: they are read two barriers later.
 template <Gate gate>
 __device__ inline void prefetch_records(const Block& b, const RecordsOf<gate>& records, int n) {
-  const int m = b.lane / 2;
-  if (m >= n) return;
-  const auto ask = [&](const std::uint8_t* vector) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(vector + b.lane % 2 * 128));
-  };
-  ask(b.warp == 0 ? records.key(m) : records.value(m));
-  if (gate == Gate::kChannel && b.warp == 0) ask(records.gate_of(m));
+  if (b.lane >= n) return;
+  const WindowMap& map = records.window.map;
+  if (b.warp == 0) {
+    prefetch_bytes(records.key(b.lane), static_cast<int>(map.key_bytes));
+    if (gate == Gate::kChannel) {
+      prefetch_bytes(records.gate_of(b.lane), static_cast<int>(map.gate_bytes));
+    }
+  } else {
+    prefetch_bytes(records.value(b.lane), static_cast<int>(map.value_bytes));
+  }
 }
 
 /// Dots with read_k and read_q of the vectors m = warp, warp + 2, ... below n, of which part(m)
-/// gives four elements of the lane and `finish(m, x)` makes values.
+/// loads four elements of the lane and values(m, part, x) restores them.
 template <class Space, class Part, class Values>
 __device__ inline void dot_vectors(const Block& b, int n, const Space& s, float* dots, Part&& part,
                                    Values&& values) {
@@ -242,6 +244,7 @@ struct FirstOfPage {
   typename Page::Raw raw;
   float2 row_factor;
   __device__ FirstOfPage(const Block& b, const Page& page, const std::uint8_t* head_page) {
+    page.prefetch(b, head_page);
     raw = page.fetch(b, head_page);
     row_factor = page.row_factors(head_page, 2 * b.thread);
   }
@@ -484,19 +487,19 @@ __device__ inline bool take_full_token(const Block& b, const LaunchArgs& a, cons
 }
 
 template <class Page, Gate gate, class Known>
-__global__ void __launch_bounds__(kTokenThreads, 8)
+__global__ void __launch_bounds__(kTokenThreads, Page::kStepBlocks)
     full_step_kernel(const __grid_constant__ LaunchArgs a) {
   extern __shared__ unsigned char shared_memory[];
   const LayerView layer = Known::layer(a.layer);
   const Block b(kMaxWidth, kMaxWidth, kTokenThreads / 32);
   const Task task(layer, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x));
   const FullParts parts = fetch_full<Page, gate>(b, a.token, task);
+  const Page page(layer, task.head);
   const RowPlace place(a, task.row);
   if (place.padding || place.outside) {
     return fill_output(b, task.out(a, kMaxWidth), place.padding ? 0.0f : nan_value());
   }
   const Cursor next{place.fill + 1, place.limit};
-  const Page page(layer, task.head);
   const FirstOfPage<Page> first(b, page, a.pool.pages + place.read * a.pool.page_stride);
   if (__syncthreads_or(place.faulty)) {  // see RowPlace::faulty
     fill_output(b, task.out(a, kMaxWidth), nan_value());

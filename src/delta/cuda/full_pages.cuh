@@ -5,6 +5,8 @@
 //   place(i)         where the digits of key row i lie
 //   row_factor, row_factors, column_factor   what key row i, it and the next, and column j are
 //                    multiplied with beside their codes
+//   kStepBlocks      of full_step_kernel that fit a multiprocessor's registers
+//   prefetch         asks for a page, of which fetch() leaves some for later
 //   fetch, read      the codes that a warp multiplies, from global memory; sums over the first of
 //   the
 //                    thread's columns along key and query, and over the second
@@ -33,6 +35,10 @@ __device__ inline int thread_column(const Block& b) {
 template <int kBits>
 struct LeapquantFull {
   using General = LeapquantPage<kBits>;
+  static constexpr int kStepBlocks = 10;
+  // Of a thread's four tiles of codes: those of the others are loaded when they are multiplied,
+  // which leaves registers for more blocks.
+  static constexpr int kEarlyTiles = kBits == 6 ? 1 : 2;
   static constexpr bool kKeysMinor = true;
   static constexpr int kColumnBytes = kMaxWidth * (kBits == 8 ? 8 : 4) / 8;
   static constexpr int kHighBytes = kMaxWidth / 4;
@@ -74,15 +80,19 @@ struct LeapquantFull {
            p * 2 * kMaxWidth;
   }
 
+  __device__ void prefetch(const Block& b, const std::uint8_t* page) const {
+    if (b.thread == 0) prefetch_bytes(page + map.codes, static_cast<int>(map.code_bytes));
+  }
+
   struct Raw {
     uint4 low[4][2][kBits == 8 ? 2 : 1];  // [2 odd + tile][half]
     uint2 high[kBits == 6 ? 4 : 1][2];
   };
-  __device__ Raw fetch(const Block& b, const std::uint8_t* page) const {
-    Raw raw;
+  template <int kFirst, int kEnd>
+  __device__ void fetch_tiles(const Block& b, const std::uint8_t* page, Raw& raw) const {
     const int g = b.lane / 4, t = b.lane % 4;
 #pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
+    for (int tile = kFirst; tile < kEnd; ++tile) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = paired_column(b.warp, tile % 2 * 16 + h * 8 + g, tile / 2);
@@ -95,11 +105,17 @@ struct LeapquantFull {
         }
       }
     }
+  }
+  __device__ Raw fetch(const Block& b, const std::uint8_t* page) const {
+    Raw raw;
+    fetch_tiles<0, kEarlyTiles>(b, page, raw);
     return raw;
   }
   template <class Space>
   __device__ float4 read(const Block& b, const Raw& raw, const std::uint8_t* page, const Space& s,
                          float inverse_k, float inverse_q) const {
+    Raw late;
+    fetch_tiles<kEarlyTiles, 4>(b, page, late);
     const Digits of(s.digits, b.lane);
     float sums[4][4];
     const float weight_k = digit_weight(b.lane, inverse_k),
@@ -107,15 +123,15 @@ struct LeapquantFull {
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {
       int c[4] = {};
+      const auto& low = tile < kEarlyTiles ? raw.low[tile] : late.low[tile];
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         if constexpr (kBits == 8) {
-          const std::uint32_t* first = &raw.low[tile][0][step / 2].x + step % 2 * 2;
-          const std::uint32_t* second = &raw.low[tile][1][step / 2].x + step % 2 * 2;
+          const std::uint32_t* first = &low[0][step / 2].x + step % 2 * 2;
+          const std::uint32_t* second = &low[1][step / 2].x + step % 2 * 2;
           mma_s8(c, first[0], second[0], first[1], second[1], of.b[step][0], of.b[step][1]);
         } else {
-          const std::uint32_t first = (&raw.low[tile][0][0].x)[step],
-                              second = (&raw.low[tile][1][0].x)[step];
+          const std::uint32_t first = (&low[0][0].x)[step], second = (&low[1][0].x)[step];
           if constexpr (kBits == 4) {
             constexpr std::uint32_t kMask = 0xf0f0f0f0u;
             mma_s8(c, first << 4 & kMask, second << 4 & kMask, first & kMask, second & kMask,
@@ -130,10 +146,11 @@ struct LeapquantFull {
       if constexpr (kBits == 6) {
         // The two high bits: a byte has rows 4 b + r, so every fourth row of 16 is in one mask.
         constexpr std::uint32_t kMask = 0xc0c0c0c0u;
+        const auto& high = tile < kEarlyTiles ? raw.high[tile] : late.high[tile];
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
-          const std::uint32_t first = w == 0 ? raw.high[tile][0].x : raw.high[tile][0].y;
-          const std::uint32_t second = w == 0 ? raw.high[tile][1].x : raw.high[tile][1].y;
+          const std::uint32_t first = w == 0 ? high[0].x : high[0].y;
+          const std::uint32_t second = w == 0 ? high[1].x : high[1].y;
           const auto rows = [&](int r) {
             return __byte_perm(of.b[2 * w][r % 2], of.b[2 * w + 1][r % 2],
                                r < 2 ? 0x6420u : 0x7531u);
@@ -528,6 +545,7 @@ struct LeapquantFull {
 /// Symmetric 4-bit pages, of groups of 32, 64 or 128 keys; others are left to the general kernels.
 struct PaceFull {
   using General = PacePage<false>;
+  static constexpr int kStepBlocks = 10;
   static constexpr bool kKeysMinor = true;
   static constexpr float kLevels = 7.0f;
 
@@ -568,6 +586,10 @@ struct PaceFull {
   static __device__ float scale_at(const std::uint8_t* column, int index) {
     return half_bits_to_float(
         reinterpret_cast<const std::uint16_t*>(column + kMaxWidth / 2)[index]);
+  }
+
+  __device__ void prefetch(const Block& b, const std::uint8_t* page) const {
+    if (b.thread == 0) prefetch_bytes(page + map.codes, static_cast<int>(map.code_bytes));
   }
 
   struct Raw {

@@ -114,6 +114,7 @@ __device__ inline uint2 row_digits(const Block& b, int chunk, const std::uint8_t
 template <int kBits>
 struct IntFull {
   using General = IntPage<kBits>;
+  static constexpr int kStepBlocks = 8;
   static constexpr bool kKeysMinor = false;
   static constexpr int kRowBytes = kMaxWidth * kBits / 8;
   static constexpr float kLevels = General::kLevels;
@@ -134,6 +135,8 @@ struct IntFull {
   __device__ float column_factor(const std::uint8_t*, int) const { return 1; }
   __device__ int rank() const { return 0; }
   __device__ const std::uint16_t* factors(const std::uint8_t*, int) const { return nullptr; }
+
+  __device__ void prefetch(const Block&, const std::uint8_t*) const {}  // row scales come first
 
   using Raw = RawRows;
   __device__ Raw fetch(const Block& b, const std::uint8_t* page) const {
@@ -272,6 +275,7 @@ struct IntFull {
 /// Heads of a scalar gate: one width a head, tiles of 16 columns, rows of a tile together.
 struct StepquantFull {
   using General = StepquantPage<Gate::kScalar>;
+  static constexpr int kStepBlocks = 8;
   static constexpr bool kKeysMinor = false;
   static constexpr int kPivot = General::kPivot;
   static constexpr int kGroups = kMaxWidth / 32;  // row scales of a row of 2-bit codes
@@ -328,6 +332,12 @@ struct StepquantFull {
     bytes[1] = spread(__funnelshift_r(a, b, 24));
     bytes[2] = spread(__funnelshift_r(b, c, 16));
     bytes[3] = spread(c >> 8);
+  }
+
+  __device__ void prefetch(const Block& b, const std::uint8_t* page) const {
+    if (map.n_row_scales == 0) return;
+    if (b.thread == 0) prefetch_bytes(page + map.column_scales, 2 * kMaxWidth);
+    if (b.thread == 32) prefetch_bytes(page + map.row_scales, 2 * map.n_row_scales);
   }
 
   using Raw = RawRows;  // rows of 4 words at 8 bits, 3 at 6, 2 at 4, 1 at 2; pivots: none

@@ -15,6 +15,19 @@
 
 namespace statepack::cuda {
 
+/// Asks the L2 cache for n bytes, and for those that share 16 with them.
+__device__ inline void prefetch_bytes(const std::uint8_t* from, int n) {
+  const int lead = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) & 15);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from - lead),
+               "r"((lead + n + 15) / 16 * 16));
+#else
+  for (int at = -lead; at < n; at += 128) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+  }
+#endif
+}
+
 /// c += a b, a [16][32] signed bytes, b [32][8] signed bytes. Sums of integers: exact, in any
 /// order.
 __device__ inline void mma_s8(int (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
