@@ -16,6 +16,7 @@ Status unsupported(const std::string& what) {
 }
 
 KernelSet kernels_for(const PageMap& map, const Choice& choice) {
+  Choice known = choice;  // kernels of full.cuh know the usual options only
   switch (map.family) {
     case PageFamily::kF32:
     case PageFamily::kBf16:
@@ -24,13 +25,12 @@ KernelSet kernels_for(const PageMap& map, const Choice& choice) {
     case PageFamily::kInt:
       return int_kernels(map.heads.front().bits, choice);
     case PageFamily::kLeapquant:
-      return map.clip ? KernelSet{} : leapquant_kernels(map.heads.front().bits, choice);
-    case PageFamily::kPace: {
-      Choice of_group = choice;  // kernels of full.cuh know some groups only
-      of_group.full =
-          choice.full && (map.affine || map.group == 32 || map.group == 64 || map.group == 128);
-      return map.group % kWarpRows != 0 ? KernelSet{} : pace_kernels(map.affine, of_group);
-    }
+      known.full =
+          choice.full && !map.f16_scales && map.rounds == 1 && (map.rank == 4 || map.rank == 8);
+      return map.clip ? KernelSet{} : leapquant_kernels(map.heads.front().bits, known);
+    case PageFamily::kPace:
+      known.full = choice.full && (map.affine || map.group == 64);
+      return map.group % kWarpRows != 0 ? KernelSet{} : pace_kernels(map.affine, known);
     case PageFamily::kStepquant:
       break;
   }

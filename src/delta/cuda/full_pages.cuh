@@ -32,6 +32,8 @@ __device__ inline int thread_column(const Block& b) {
   return paired_column(b.warp, finished_column(b.lane), 0);
 }
 
+/// f32 scales, one round of the fit, 4 or 8 compensators; other pages are left to the general
+/// kernels.
 template <int kBits>
 struct LeapquantFull {
   using General = LeapquantPage<kBits>;
@@ -57,13 +59,11 @@ struct LeapquantFull {
     if constexpr (kBits == 8) return i;
     return digit_place(i % 32 / 8, i / 32, by_parity(i % 8));
   }
-  __device__ float scale_at(const std::uint8_t* section, int i) const {
-    return codec.f16_scales ? half_bits_to_float(reinterpret_cast<const std::uint16_t*>(section)[i])
-                            : reinterpret_cast<const float*>(section)[i];
+  static __device__ float scale_at(const std::uint8_t* section, int i) {
+    return reinterpret_cast<const float*>(section)[i];
   }
-  __device__ float2 scales_at(const std::uint8_t* section, int i) const {
-    return codec.f16_scales ? two_halves(*reinterpret_cast<const std::uint32_t*>(section + 2 * i))
-                            : load_two(reinterpret_cast<const float*>(section) + i);
+  static __device__ float2 scales_at(const std::uint8_t* section, int i) {
+    return load_two(reinterpret_cast<const float*>(section) + i);
   }
   __device__ float row_factor(const std::uint8_t* page, int i) const {
     return scale_at(page + map.row_scales, i);
@@ -362,7 +362,7 @@ struct LeapquantFull {
     auto* const pairs = reinterpret_cast<std::uint32_t*>(partial + 8 * kMaxWidth);
     float* const gram = reinterpret_cast<float*>(pairs + 4 * kPairPitch);
     if (rank() > 0) {
-      // A1 = orth(S Q0),  Qv = orth(S^T A1);  again for more rounds.  U = S Qv
+      // A1 = orth(S Q0),  Qv = orth(S^T A1),  U = S Qv
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float* row = state + (b.warp * 16 + h * 8 + g) * kStatePitch + minor_place(32 * t);
@@ -377,16 +377,13 @@ struct LeapquantFull {
         value[p * kVectorPitch + i % kMaxWidth] = p < rank() ? codec.start[i] : 0.0f;
       }
       __syncthreads();
-#pragma unroll 1
-      for (int round = 0; round < codec.rounds; ++round) {
-        // Of A1 only the span counts, and that roughly: Qv lies in the span of S^T whatever it is.
-        times<false>(b, state, value, key);
-        __syncthreads();
-        orthonormalise(b, key, gram, 1, minor_place);
-        transposed_times(b, x, key, value);
-        __syncthreads();
-        orthonormalise(b, value, gram, 2, [](int i) { return i; });
-      }
+      // Of A1 only the span counts, and that roughly: Qv lies in the span of S^T whatever it is.
+      times<false>(b, state, value, key);
+      __syncthreads();
+      orthonormalise(b, key, gram, 1, minor_place);
+      transposed_times(b, x, key, value);
+      __syncthreads();
+      orthonormalise(b, value, gram, 2, [](int i) { return i; });
       times<true>(b, state, value, key);
       __syncthreads();
       // Ktil = fp16(U),  Util = fp16(Qv)
@@ -476,13 +473,8 @@ struct LeapquantFull {
   }
 
  private:
-  /// Clamps a scale to what its format holds; returns what was stored.
-  __device__ float store_scale(float scale, std::uint8_t* section, int i, bool store) const {
-    if (codec.f16_scales) {
-      const std::uint16_t half = encode_scale(scale);
-      if (store) reinterpret_cast<std::uint16_t*>(section)[i] = half;
-      return half_bits_to_float(half);
-    }
+  /// Returns what was stored.
+  static __device__ float store_scale(float scale, std::uint8_t* section, int i, bool store) {
     const float stored = fmaxf(scale, 1e-12f);
     if (store) reinterpret_cast<float*>(section)[i] = stored;
     return stored;
@@ -490,21 +482,13 @@ struct LeapquantFull {
   /// 32 codes of column j.
   __device__ void pack_column(const Frags& x, int h, int j, int t, float factor,
                               std::uint8_t* to) const {
-    // As an unsigned number with an even offset, which leaves ties as they are. An f32 scale is at
-    // least the peak, so only f16 scales need the clamp.
+    // As an unsigned number with an even offset, which leaves ties as they are. No clamp: the scale
+    // is at least the peak.
     constexpr float kOffset = kBits == 8 ? 128.0f : kBits == 6 ? 32.0f : 8.0f;
     std::uint32_t z[32];
 #pragma unroll
     for (int f = 0; f < 32; ++f) {
       z[f] = __float_as_uint(__fmaf_rn(at(x, h, f), factor, kRound + kOffset));
-    }
-    if (codec.f16_scales) {
-      constexpr float kMiddle = kRound + kOffset;
-#pragma unroll
-      for (int f = 0; f < 32; ++f) {
-        z[f] = __float_as_uint(
-            fminf(fmaxf(__uint_as_float(z[f]), kMiddle - kLevels), kMiddle + kLevels));
-      }
     }
     uint4* low = reinterpret_cast<uint4*>(to + j * kColumnBytes) + (kBits == 8 ? 2 : 1) * t;
     if constexpr (kBits == 8) {
@@ -542,18 +526,17 @@ struct LeapquantFull {
   }
 };
 
-/// Symmetric 4-bit pages, of groups of 32, 64 or 128 keys; others are left to the general kernels.
+/// Symmetric 4-bit pages, of groups of 64 keys; others are left to the general kernels.
 struct PaceFull {
   using General = PacePage<false>;
   static constexpr int kStepBlocks = 10;
   static constexpr bool kKeysMinor = true;
   static constexpr float kLevels = 7.0f;
+  static constexpr int kGroup = 64;
 
   const HeadMap map;
-  const int group;  // keys
 
-  __device__ PaceFull(const LayerView& layer, int head)
-      : map(layer.codec.heads[head]), group(layer.codec.group) {}
+  __device__ PaceFull(const LayerView& layer, int head) : map(layer.codec.heads[head]) {}
 
   static __host__ __device__ int encoder_bytes(const LayerView&) { return 0; }
   static __device__ int column(const Block& b) { return thread_column(b); }
@@ -564,24 +547,11 @@ struct PaceFull {
   __device__ int rank() const { return 0; }
   __device__ const std::uint16_t* factors(const std::uint8_t*, int) const { return nullptr; }
 
-  // A column is a multiple of words: with groups of 128 its one scale takes half a word, so columns
-  // start at even bytes.
   __device__ const std::uint8_t* column_at(const std::uint8_t* page, int j) const {
     return page + map.codes + j * map.stride;
   }
-  __device__ std::uint32_t load_word(const std::uint8_t* from) const {
-    if (group != 128) return *reinterpret_cast<const std::uint32_t*>(from);
-    const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
-    return halves[0] | static_cast<std::uint32_t>(halves[1]) << 16;
-  }
-  __device__ void store_word(std::uint8_t* to, std::uint32_t word) const {
-    if (group != 128) {
-      *reinterpret_cast<std::uint32_t*>(to) = word;
-      return;
-    }
-    auto* halves = reinterpret_cast<std::uint16_t*>(to);
-    halves[0] = static_cast<std::uint16_t>(word);
-    halves[1] = static_cast<std::uint16_t>(word >> 16);
+  static __device__ std::uint32_t load_word(const std::uint8_t* from) {
+    return *reinterpret_cast<const std::uint32_t*>(from);
   }
   static __device__ float scale_at(const std::uint8_t* column, int index) {
     return half_bits_to_float(
@@ -628,14 +598,14 @@ struct PaceFull {
         mma_s8(c[tile], first << 4 & kMask, second << 4 & kMask, first & kMask, second & kMask,
                of.b[step][0], of.b[step][1]);
       }
-      if ((step + 1) * 32 % group != 0) continue;
+      if ((step + 1) * 32 % kGroup != 0) continue;
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float scale =
               scale_at(column_at(page, paired_column(b.warp, tile % 2 * 16 + h * 8 + g, tile / 2)),
-                       step * 32 / group);
+                       step * 32 / kGroup);
 #pragma unroll
           for (int v = 0; v < 2; ++v) {
             int& sum = c[tile][2 * h + v];
@@ -670,7 +640,7 @@ struct PaceFull {
       const std::uint8_t* column = column_at(page, b.warp * 16 + h * 8 + g);
 #pragma unroll
       for (int w = 0; w < 4; ++w) codes.words[h][w] = load_word(column + 16 * t + 4 * w);
-      codes.scale[h] = scale_at(column, 32 * t / group);
+      codes.scale[h] = scale_at(column, 32 * t / kGroup);
     }
     return codes;
   }
@@ -701,13 +671,11 @@ struct PaceFull {
       float peak = 0;
 #pragma unroll
       for (int f = 0; f < 32; ++f) peak = fmaxf(peak, fabsf(at(x, h, f)));
-      for (int lanes = 1; 32 * lanes < group; lanes *= 2) {
-        peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, lanes));
-      }
+      peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, 1));  // two threads share a group
       std::uint8_t* column = to + map.codes + (b.warp * 16 + h * 8 + g) * map.stride;
       const std::uint16_t stored = encode_scale(__fdiv_rn(peak, kLevels));
-      if (32 * t % group == 0) {
-        reinterpret_cast<std::uint16_t*>(column + kMaxWidth / 2)[32 * t / group] = stored;
+      if (32 * t % kGroup == 0) {
+        reinterpret_cast<std::uint16_t*>(column + kMaxWidth / 2)[32 * t / kGroup] = stored;
       }
       const float scale = half_bits_to_float(stored);
       const float inverse = __fdiv_rn(1.0f, scale);
@@ -722,10 +690,10 @@ struct PaceFull {
         std::uint32_t two[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) two[e] = code(8 * w + 2 * e) + (code(8 * w + 2 * e + 1) << 4);
-        store_word(column + 16 * t + 4 * w,
-                   __byte_perm(__byte_perm(two[0], two[1], 0x0040),
-                               __byte_perm(two[2], two[3], 0x0040), 0x5410) ^
-                       0x88888888u);
+        *reinterpret_cast<std::uint32_t*>(column + 16 * t + 4 * w) =
+            __byte_perm(__byte_perm(two[0], two[1], 0x0040), __byte_perm(two[2], two[3], 0x0040),
+                        0x5410) ^
+            0x88888888u;
       }
     }
   }
