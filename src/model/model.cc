@@ -391,11 +391,12 @@ Status Model::decode_groups(std::span<const DecodeGroup> groups, float* logits) 
   return {};
 }
 
-Result<std::unique_ptr<Model>> Model::load(const std::string& dir, ThreadPool& threads) {
+Result<std::unique_ptr<Model>> Model::load(const std::string& dir, ThreadPool& threads,
+                                           std::int64_t spare_bytes) {
   SP_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::load(dir));
   SP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(dir));
-  auto model = std::make_unique<CpuModel>(std::move(config),
-                                          Weights(std::move(checkpoint), dir, threads), threads);
+  auto model = std::make_unique<CpuModel>(
+      std::move(config), Weights(std::move(checkpoint), dir, threads, spare_bytes), threads);
   SP_RETURN_IF_ERROR(model->load());
   return std::unique_ptr<Model>(std::move(model));
 }

@@ -69,8 +69,10 @@ class Model {
   /// shape, F32, F16 or BF16, and finite (of checkpoints above 32 GiB only samples are read for
   /// that). Errors: as ModelConfig::load() and Checkpoint::open(); kNotFound, kMismatch,
   /// kUnsupported, kNotFinite naming the tensor. `threads` must outlive the model; all work runs on
-  /// it.
-  static Result<std::unique_ptr<Model>> load(const std::string& dir, ThreadPool& threads);
+  /// it. `spare_bytes` are what the caller is going to allocate beside the model: copies of weights
+  /// are made only where they leave that free.
+  static Result<std::unique_ptr<Model>> load(const std::string& dir, ThreadPool& threads,
+                                             std::int64_t spare_bytes = 0);
   virtual ~Model() = default;
 
   virtual const ModelConfig& config() const = 0;

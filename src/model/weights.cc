@@ -57,12 +57,14 @@ std::size_t total_bytes(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Weights::Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads)
+Weights::Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads,
+                 std::int64_t spare_bytes)
     : checkpoint_(std::move(checkpoint)),
       label_(std::move(label)),
       threads_(threads),
       scan_all_(total_bytes(checkpoint_) <= kFullScanBytes),
-      copy_all_(static_cast<std::int64_t>(total_bytes(checkpoint_)) <= available_bytes() / 2) {}
+      copy_all_(static_cast<std::int64_t>(total_bytes(checkpoint_)) <=
+                (available_bytes() - spare_bytes) / 2) {}
 
 Result<TensorView> Weights::get(const std::string& name, const std::vector<std::int64_t>& shape) {
   SP_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.get(name, shape));

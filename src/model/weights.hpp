@@ -18,8 +18,8 @@ namespace statepack {
 /// Keeps the checkpoint mapped: layers point into it and must not outlive it.
 class Weights {
  public:
-  /// `label` names the checkpoint in errors.
-  Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads);
+  /// `label` names the checkpoint in errors; `spare_bytes` as Model::load() has them.
+  Weights(Checkpoint checkpoint, std::string label, ThreadPool& threads, std::int64_t spare_bytes);
 
   bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
   const Checkpoint& checkpoint() const { return checkpoint_; }
@@ -33,7 +33,7 @@ class Weights {
   /// A matrix to multiply with: table() and for_products(). Errors: as table().
   Result<Linear> matrix(const std::string& name, std::int64_t n_out, std::int64_t n_in);
   /// The same weights in the order that products are fastest in. That is a copy, which is made
-  /// where all weights together take at most half of the memory that there is.
+  /// where all weights together take at most half of the memory that there is to spare.
   Linear for_products(const Linear& stored);
   /// E matrices stored as one tensor [E, n_out, n_in]. Errors: as table().
   Result<std::vector<Linear>> matrices(const std::string& name, std::int64_t n, std::int64_t n_out,

@@ -124,7 +124,9 @@ Status Backend::read_defaults() {
 
 Status Backend::load() {
   threads_ = std::make_unique<ThreadPool>(options_.threads);
-  SP_ASSIGN_OR_RETURN(model_, Model::load(options_.model, *threads_));
+  // The pool that plan() tried is made behind the weights, and must still find its memory.
+  const std::int64_t pool_bytes = (summary_.n_slots + 1) * summary_.bytes_per_slot;
+  SP_ASSIGN_OR_RETURN(model_, Model::load(options_.model, *threads_, pool_bytes));
   SP_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::load(options_.model));
   for (std::int32_t id = 0; id < tokenizer_->n_tokens(); ++id) {
     longest_token_bytes_ =
