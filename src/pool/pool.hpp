@@ -19,6 +19,7 @@ namespace statepack {
 struct Snapshot {
   std::vector<std::byte> bytes;
   std::int64_t n_tokens = 0;
+  bool from_file = false;  ///< nobody here has seen its values: they may not be finite
 };
 
 /// What a snapshot's bytes say about themselves.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <random>
 #include <utility>
@@ -21,7 +22,9 @@ struct PrefixCache::Node {
   std::uint64_t reader = Lineage::kCold;                   ///< of the edge's tokens
   std::int64_t depth = 0;                                  ///< tokens of the whole prefix
   std::shared_ptr<const Snapshot> snapshot;
-  std::list<Node*>::iterator recency;  ///< only with a snapshot
+  bool from_file = false;              ///< the snapshot is, and its values were not looked at
+  std::list<Node*>::iterator recency;  ///< only with a snapshot, as the next
+  std::chrono::steady_clock::time_point used;
   int n_pins = 0;
 
   std::int64_t n_snapshot_bytes() const {
@@ -149,6 +152,10 @@ std::int64_t PrefixCache::Hit::n_tokens() const { return node_->depth; }
 
 const Snapshot& PrefixCache::Hit::snapshot() const { return *node_->snapshot; }
 
+bool PrefixCache::Hit::from_file() const { return node_->from_file; }
+
+void PrefixCache::Hit::set_checked() { node_->from_file = false; }
+
 std::vector<const PrefixCache::Node*> PrefixCache::Hit::path() const {
   std::vector<const Node*> nodes;
   for (const Node* node = node_; node->parent != nullptr; node = node->parent) {
@@ -218,7 +225,10 @@ PrefixCache::Node* PrefixCache::exactly(std::span<const std::int32_t> tokens) co
                                                                                     : nullptr;
 }
 
-void PrefixCache::touch(Node* node) { recency_.splice(recency_.end(), recency_, node->recency); }
+void PrefixCache::touch(Node* node) {
+  recency_.splice(recency_.end(), recency_, node->recency);
+  node->used = std::chrono::steady_clock::now();
+}
 
 PrefixCache::Hit PrefixCache::find(std::span<const std::int32_t> tokens, std::int64_t max_tokens) {
   Node* const node = deepest(tokens, max_tokens);
@@ -298,7 +308,9 @@ PrefixKept PrefixCache::insert(std::span<const std::int32_t> tokens, const Linea
     }
     Node* const node = place.node;
     node->snapshot = std::move(snapshot);
+    node->from_file = node->snapshot->from_file;
     node->recency = recency_.insert(recency_.end(), node);
+    node->used = std::chrono::steady_clock::now();
     ++stats_.n_snapshots;
     ++stats_.insertions;
     stats_.state_bytes += node->n_snapshot_bytes();
@@ -408,6 +420,32 @@ std::vector<PrefixCache::Hit> PrefixCache::longest() {
     if (node->children.empty()) hits.push_back(Hit(this, node));
   }
   return hits;
+}
+
+std::vector<PrefixNodeView> PrefixCache::outline(std::int64_t max_nodes) const {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<PrefixNodeView> views;
+  std::vector<std::pair<const Node*, int>> todo{{root_.get(), -1}};  // with their levels
+  while (!todo.empty()) {
+    const auto [node, level] = todo.back();
+    todo.pop_back();
+    if (node->parent != nullptr) {
+      if (std::ssize(views) == max_nodes) break;
+      PrefixNodeView& view = views.emplace_back();
+      view.level = level;
+      view.n_tokens = node->depth;
+      view.n_own_tokens = std::ssize(node->edge);
+      view.state_bytes = node->n_snapshot_bytes();
+      view.n_pins = node->n_pins;
+      if (node->snapshot != nullptr) {
+        view.age_s = std::chrono::duration<double>(now - node->used).count();
+      }
+    }
+    for (auto child = node->children.rbegin(); child != node->children.rend(); ++child) {
+      todo.emplace_back(child->second.get(), level + 1);
+    }
+  }
+  return views;
 }
 
 Status PrefixCache::check() const {

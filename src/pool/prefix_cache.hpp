@@ -94,6 +94,16 @@ struct PrefixRecord {
   std::vector<std::shared_ptr<const Snapshot>> snapshots;
 };
 
+/// A node of the tree, for people to look at.
+struct PrefixNodeView {
+  int level = 0;                  ///< 0: begins at the first token
+  std::int64_t n_tokens = 0;      ///< of the whole prefix
+  std::int64_t n_own_tokens = 0;  ///< beyond its parent's
+  std::int64_t state_bytes = 0;   ///< of its snapshot; 0: it has none
+  int n_pins = 0;
+  double age_s = 0;  ///< since its snapshot was last used
+};
+
 /// What became of a snapshot that was offered.
 enum class PrefixKept : std::uint8_t {
   kNew,
@@ -129,6 +139,9 @@ class PrefixCache {
     std::int64_t n_tokens() const;
     const Snapshot& snapshot() const;
     Lineage lineage() const;
+    /// Whether the snapshot came from a file and set_checked() was not called for it yet.
+    bool from_file() const;
+    void set_checked();  ///< its values were looked at: they are finite
     struct Rows {
       std::int64_t n_tokens;
       std::span<const std::byte> bytes;
@@ -170,6 +183,9 @@ class PrefixCache {
   /// The prefixes that no other one continues, least recently used first.
   std::vector<Hit> longest();
 
+  /// The tree from the root on, children behind their parents; at most `max_nodes` nodes.
+  std::vector<PrefixNodeView> outline(std::int64_t max_nodes) const;
+
   const PrefixCacheConfig& config() const { return config_; }
   std::int64_t row_bytes() const { return row_bytes_; }
   const PrefixCacheStats& stats() const { return stats_; }
@@ -190,7 +206,7 @@ class PrefixCache {
   Place walk(std::span<const std::int32_t> tokens, const std::function<void(Node*)>& passed) const;
   Node* deepest(std::span<const std::int32_t> tokens, std::int64_t max_tokens) const;
   Node* exactly(std::span<const std::int32_t> tokens) const;
-  void touch(Node* node);
+  void touch(Node* node);  ///< used now
   /// Cuts the edge of `node` behind n tokens; returns the new upper node.
   Node* split(Node* node, std::int64_t n);
   Node* append(Node* parent, std::span<const std::int32_t> edge, std::uint64_t reader,

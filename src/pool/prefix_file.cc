@@ -222,6 +222,7 @@ Result<PrefixRecord> read_prefix_file(std::span<const std::byte> file,
     SP_ASSIGN_OR_RETURN(snapshot->bytes, unpack(sections[i], i));
     SP_ASSIGN_OR_RETURN(const SnapshotInfo info, read_snapshot_info(snapshot->bytes));
     snapshot->n_tokens = info.n_tokens;
+    snapshot->from_file = true;
     if (info.n_tokens <= n_before || info.n_tokens > n_tokens) {
       return corrupt("has a " + section_name(i) + " of " + std::to_string(info.n_tokens) +
                      " tokens behind one of " + std::to_string(n_before) + ", of " +

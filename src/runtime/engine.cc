@@ -353,9 +353,12 @@ void Engine::resume_prefix(Sequence& sequence) {
     }
     SP_RETURN_IF_ERROR(restore_dense(pool_, sequence.slot, *sequence.dense, threads_));
     // Checksums vouch for what was written, not for what a file's writer meant; kept, such a state
-    // would fail every request that begins like this one.
-    if (!all_finite(sequence.dense->S) || !all_finite(sequence.dense->conv)) {
-      return {Code::kNotFinite, "the state is not finite"};
+    // would fail every request that begins like this one. States of our own are finite.
+    if (hit.from_file()) {
+      if (!all_finite(sequence.dense->S) || !all_finite(sequence.dense->conv)) {
+        return {Code::kNotFinite, "the state is not finite"};
+      }
+      hit.set_checked();
     }
     for (const PrefixCache::Hit::Rows& rows : hit.rows()) {
       SP_RETURN_IF_ERROR(sequence.kv->append_rows(rows.n_tokens, rows.bytes));

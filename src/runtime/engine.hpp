@@ -139,9 +139,9 @@ struct SavedPrefix {
 /// prompt to its last token; without a free slot, or memory for its attention cache, requests wait
 /// in order. A cancelled or late request ends at the start of the next step.
 ///
-/// submit(), cancel(), stats(), slots() and idle() may be called from any thread, callbacks
-/// included; everything else from one thread at a time (see EngineLoop). Callbacks run on that
-/// thread.
+/// submit(), cancel(), stats(), slots(), idle() and read_record() may be called from any thread,
+/// callbacks included; everything else from one thread at a time (see EngineLoop). Callbacks run on
+/// that thread.
 class Engine {
  public:
   /// All references must outlive the engine. `tokenizer` may be null: then events carry no text,
@@ -181,18 +181,28 @@ class Engine {
   Result<SavedPrefix> save_slot(std::int64_t slot, const std::string& path);
   /// Puts a file's sequence into the prefix cache, where requests that begin with it find it.
   /// n_tokens of the result are found from now on. Errors: kNotFound, kIo, kCorrupt, kMismatch
-  /// (another model, scheme, plan, block length, or reading of the same tokens), kExhausted (larger
-  /// than the cache), kUnsupported (no prefix cache); nothing changes.
+  /// (another model, scheme, plan, block length, or reading of the same tokens; in mode kBlocks: no
+  /// state at a block's end), kExhausted (larger than one of the cache's bounds, which is named),
+  /// kUnsupported (no prefix cache); nothing changes.
   Result<SavedPrefix> load_prefix(const std::string& path);
+  /// save_slot() is record_of() and write_prefix_file(); load_prefix() is read_record() and
+  /// keep_record(). A server does the middle, compression, checksums and the disk, elsewhere:
+  /// read_record() may be called from any thread. Errors: those of the whole.
+  Result<PrefixRecord> record_of(std::int64_t slot);
+  Result<PrefixRecord> read_record(const std::string& path, std::int64_t* n_bytes) const;
+  Result<SavedPrefix> keep_record(const PrefixRecord& record);
   /// Forgets the prefix cache's entry of a free slot's last sequence: its tokens. Errors:
   /// kInvalidArgument, kNotFound, kUnsupported.
   Result<std::int64_t> erase_slot(std::int64_t slot);
   /// The whole prefix cache to and from a folder, made if it is not there: one file for each
   /// longest prefix; files of earlier saves go. Loading passes over files that do not belong here
-  /// and says why in *skipped, which may be null. Errors: kIo, kUnsupported (no prefix cache).
+  /// and says why in *skipped, which may be null; its result counts what the cache holds then, for
+  /// what does not fit goes as ever. Errors: kIo, kUnsupported (no prefix cache).
   Result<SavedPrefix> save_prefixes(const std::string& folder);
   Result<SavedPrefix> load_prefixes(const std::string& folder, std::vector<Status>* skipped);
   void clear_prefixes();
+  /// PrefixCache::outline(); nothing when there is no prefix cache.
+  std::vector<PrefixNodeView> prefix_nodes(std::int64_t max_nodes) const;
 
   std::int64_t max_context() const { return config_.max_context; }
 
@@ -222,7 +232,6 @@ class Engine {
   void keep_prefix(const Sequence& sequence);
   TokenEvent event_of(const Sequence& sequence) const;
   void publish();
-  Result<PrefixRecord> record_of(std::int64_t slot);
   PrefixCache::Hit longest_of(std::int64_t slot);
   Status check_record(const PrefixRecord& record) const;
   Status need_prefixes() const;

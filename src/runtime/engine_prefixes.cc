@@ -114,52 +114,84 @@ Status Engine::check_record(const PrefixRecord& record) const {
   return {};
 }
 
-Result<SavedPrefix> Engine::load_prefix(const std::string& path) {
+Result<PrefixRecord> Engine::read_record(const std::string& path, std::int64_t* n_bytes) const {
   SP_RETURN_IF_ERROR(need_prefixes());
   SP_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  *n_bytes = std::ssize(file->bytes());
   const PrefixFileLimits limits{config_.max_context, prefixes_->row_bytes(),
                                 prefixes_->config().max_bytes};
-  const Result<PrefixRecord> record = read_prefix_file(file->bytes(), limits);
+  Result<PrefixRecord> record = read_prefix_file(file->bytes(), limits);
   if (!record.ok()) return with_path(path, record.status());
   if (Status status = check_record(*record); !status.ok()) return with_path(path, status);
+  return record;
+}
 
-  SavedPrefix saved;
-  saved.n_bytes = std::ssize(file->bytes());
-  bool other_reading = false;
-  const std::int64_t block = prefixes_->config().block_tokens;
-  const auto rows = [&](std::int64_t begin, std::int64_t end, std::byte* to) {
-    std::copy(record->rows.begin() + begin * record->row_bytes,
-              record->rows.begin() + end * record->row_bytes, to);
+Result<SavedPrefix> Engine::keep_record(const PrefixRecord& record) {
+  SP_RETURN_IF_ERROR(need_prefixes());
+  const PrefixCacheConfig& config = prefixes_->config();
+  const auto prefix = [&](std::int64_t n) {
+    return std::span(record.tokens).first(static_cast<std::size_t>(n));
   };
-  for (const auto& snapshot : record->snapshots) {
+  const auto rows = [&](std::int64_t begin, std::int64_t end, std::byte* to) {
+    std::copy(record.rows.begin() + begin * record.row_bytes,
+              record.rows.begin() + end * record.row_bytes, to);
+  };
+  bool other_reading = false;
+  std::int64_t n_largest = -1;  // bytes of a state that had no room
+  std::vector<std::int64_t> kept_at;
+  for (const auto& snapshot : record.snapshots) {
     const std::int64_t n = snapshot->n_tokens;
     Lineage lineage;
-    for (const Lineage::Run& run : record->lineage.runs()) {
+    for (const Lineage::Run& run : record.lineage.runs()) {
       lineage.extend(std::min(run.end, n), run.reader);
     }
     // In mode kBlocks every hit equals a cold read: what does not stays out.
-    const bool as_cold = lineage.cold() && n % block == 0;
-    if (prefixes_->config().mode == PrefixMode::kBlocks && !as_cold) continue;
-    const PrefixKept kept = prefixes_->insert(
-        std::span(record->tokens).first(static_cast<std::size_t>(n)), lineage, snapshot, rows);
+    const bool as_cold = lineage.cold() && n % config.block_tokens == 0;
+    if (config.mode == PrefixMode::kBlocks && !as_cold) continue;
+    const PrefixKept kept = prefixes_->insert(prefix(n), lineage, snapshot, rows);
     other_reading = other_reading || kept == PrefixKept::kOtherReading;
-    if (kept != PrefixKept::kNew && kept != PrefixKept::kAlready) continue;
+    if (kept == PrefixKept::kNoRoom) {
+      n_largest = std::max<std::int64_t>(n_largest, std::ssize(snapshot->bytes));
+    }
+    if (kept == PrefixKept::kNew || kept == PrefixKept::kAlready) kept_at.push_back(n);
+  }
+  publish();
+  SavedPrefix saved;
+  for (const std::int64_t n : kept_at) {  // a later one may have taken an earlier one's room
+    if (prefixes_->match(prefix(n), n) != n) continue;
     saved.n_tokens = n;
     ++saved.n_snapshots;
   }
-  publish();
-  if (saved.n_snapshots == 0 && other_reading) {
+  if (saved.n_snapshots > 0) return saved;
+  if (other_reading) {
     return Status(Code::kMismatch,
-                  fmt::format("'{}': the prefix cache has the same tokens from another reading; "
-                              "forget those first, or go on with them",
-                              path));
+                  "the prefix cache has the same tokens from another reading; forget those first, "
+                  "or go on with them");
   }
-  if (saved.n_snapshots == 0) {
-    return Status(
-        Code::kExhausted,
-        fmt::format("'{}': nothing of it fits into a prefix cache of {} bytes in mode {}", path,
-                    prefixes_->config().max_bytes, prefix_mode_name(prefixes_->config().mode)));
+  if (n_largest > config.max_state_bytes) {
+    return Status(Code::kExhausted,
+                  fmt::format("its state takes {} bytes, and the prefix cache may keep {} bytes of "
+                              "states; raise that bound",
+                              n_largest, config.max_state_bytes));
   }
+  if (n_largest >= 0) {
+    return Status(Code::kExhausted,
+                  fmt::format("its state of {} bytes and the attention rows of its {} tokens are "
+                              "more than the prefix cache's {} bytes; raise that bound",
+                              n_largest, record.tokens.size(), config.max_bytes));
+  }
+  return Status(Code::kMismatch,
+                fmt::format("none of its states stands at the end of a block of {} tokens of a "
+                            "prompt, where a prefix cache in mode {} keeps them",
+                            config.block_tokens, prefix_mode_name(config.mode)));
+}
+
+Result<SavedPrefix> Engine::load_prefix(const std::string& path) {
+  std::int64_t n_bytes = 0;
+  SP_ASSIGN_OR_RETURN(const PrefixRecord record, read_record(path, &n_bytes));
+  Result<SavedPrefix> saved = keep_record(record);
+  if (!saved.ok()) return with_path(path, saved.status());
+  saved->n_bytes = n_bytes;
   return saved;
 }
 
@@ -214,11 +246,15 @@ Result<SavedPrefix> Engine::load_prefixes(const std::string& folder, std::vector
       if (skipped != nullptr) skipped->push_back(one.status());
       continue;
     }
-    loaded.n_tokens += one->n_tokens;
-    loaded.n_snapshots += one->n_snapshots;
     loaded.n_bytes += one->n_bytes;
   }
+  for (const PrefixCache::Hit& hit : prefixes_->longest()) loaded.n_tokens += hit.n_tokens();
+  loaded.n_snapshots = prefixes_->stats().n_snapshots;
   return loaded;
+}
+
+std::vector<PrefixNodeView> Engine::prefix_nodes(std::int64_t max_nodes) const {
+  return prefixes_ == nullptr ? std::vector<PrefixNodeView>() : prefixes_->outline(max_nodes);
 }
 
 void Engine::clear_prefixes() {

@@ -62,10 +62,11 @@ Lineage cold(std::int64_t n_tokens) {
   return lineage;
 }
 
-std::unique_ptr<PrefixCache> make_cache(std::int64_t max_bytes) {
+std::unique_ptr<PrefixCache> make_cache(std::int64_t max_bytes, std::int64_t max_state_bytes = 0) {
   PrefixCacheConfig config;
   config.mode = PrefixMode::kTurns;
   config.max_bytes = max_bytes;
+  config.max_state_bytes = max_state_bytes;
   return PrefixCache::create(config, kRowBytes).value();
 }
 
@@ -97,6 +98,29 @@ TEST(Lineage, JoinsRunsOfOneReader) {
   EXPECT_EQ(lineage.at(9), (Lineage::Run{12, 7}));
   EXPECT_EQ(lineage.n_tokens(), 12);
   EXPECT_NE(Lineage::new_reader(), Lineage::new_reader());
+}
+
+TEST(PrefixCache, ShowsItsTreeParentsFirst) {
+  const auto cache = make_cache(1 << 20);
+  put(*cache, {1, 2, 3, 4}, cold(4));
+  put(*cache, {1, 2, 5}, cold(3));  // cuts the edge behind 2 tokens
+  put(*cache, {7}, cold(1));
+  const PrefixCache::Hit hit = cache->find(Tokens{7, 8}, 2);
+  const auto views = cache->outline(10);
+  const auto line = [](const PrefixNodeView& v) {
+    return std::to_string(v.level) + ": " + std::to_string(v.n_tokens) + " +" +
+           std::to_string(v.n_own_tokens) + ", " + std::to_string(v.state_bytes) + ", " +
+           std::to_string(v.n_pins);
+  };
+  std::vector<std::string> lines;
+  for (const PrefixNodeView& view : views) {
+    lines.push_back(line(view));
+    EXPECT_GE(view.age_s, 0);
+  }
+  EXPECT_THAT(lines, testing::ElementsAre("0: 2 +2, 0, 0", "1: 4 +2, 100, 0", "1: 3 +1, 100, 0",
+                                          "0: 1 +1, 100, 1"));
+  ASSERT_EQ(cache->outline(2).size(), 2U);
+  EXPECT_EQ(line(cache->outline(2)[1]), lines[1]);
 }
 
 TEST(PrefixCache, FindsTheLongestThatIsShortEnough) {
@@ -262,7 +286,9 @@ class PrefixCacheProperty : public testing::TestWithParam<unsigned> {};
 TEST_P(PrefixCacheProperty, AgreesWithAList) {
   std::mt19937 random(GetParam());
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const auto cache = make_cache(2500 + below(20000));
+  // Every other one has a bound of states as well: 3 to 22 of them.
+  const std::int64_t max_bytes = 2500 + below(20000);
+  const auto cache = make_cache(max_bytes, below(2) == 0 ? 0 : 300 + 100 * below(20));
   Naive naive;
   struct Pin {
     PrefixCache::Hit hit;

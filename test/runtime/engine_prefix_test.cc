@@ -106,7 +106,7 @@ TEST(EnginePrefix, CachedTokensAreBlocksOfAPromptReadBefore) {
 }
 
 TEST(EnginePrefix, ATurnReadsOnlyWhatIsNew) {
-  for (const std::int64_t n : {1, 5, 63, 64, 65, 129, 700}) {
+  for (const std::int64_t n : {1, 5, 63, 64, 65, 127, 128, 129, 700, 4097}) {
     CachedRig rig(PrefixMode::kTurns);
     Request r = request(text(n), 10);
     const Outcome first = answer(rig, r);
@@ -132,6 +132,34 @@ TEST(EnginePrefix, ReplyThatEndsAtItsFirstTokenLeavesItsPrompt) {
   answer(rig, r);
   r.prompt.push_back(9);
   EXPECT_EQ(answer(rig, r).n_cached, 30);
+}
+
+std::int64_t last_slot(Rig& rig) {
+  for (const SlotView& view : rig.engine->slots()) {
+    if (view.n_last > 0) return view.slot;
+  }
+  ADD_FAILURE() << "no slot has a last sequence";
+  return 1;
+}
+
+TEST(EnginePrefix, AStateOfOtherTokensThanItsPlaceSaysIsNotUsed) {
+  CachedRig first(PrefixMode::kTurns);
+  Request r = request(text(150), 10);
+  const Outcome one = answer(first, r);
+  PrefixRecord record = first.engine->record_of(last_slot(first)).value();
+  ASSERT_EQ(record.snapshots.size(), 4U);
+  auto forged = std::make_shared<Snapshot>(*record.snapshots[2]);  // that of the prompt
+  forged->n_tokens = std::ssize(record.tokens);
+  record.snapshots = {forged};
+  CachedRig second(PrefixMode::kTurns);
+  ASSERT_TRUE(second.engine->keep_record(record).ok());
+  r.prompt.insert(r.prompt.end(), one.reply.tokens.begin(), one.reply.tokens.end());
+  r.prompt.push_back(9);
+  const Outcome out = answer(second, r);
+  EXPECT_EQ(out.n_cached, 0);
+  EXPECT_EQ(out.reply.tokens, cold_reply(r));
+  EXPECT_EQ(second.engine->stats().prefix.corrupt, 1);
+  EXPECT_EQ(second.engine->stats().prefix.hits, 0);
 }
 
 TEST(EnginePrefix, SegmentsEndAtBlocksWhateverIsCached) {
@@ -546,6 +574,44 @@ TEST(EngineFiles, AWholeCacheGoesToAFolderAndBack) {
   EXPECT_EQ(second.engine->load_prefixes(folder / "nothing", nullptr)->n_tokens, 0);
   second.engine->clear_prefixes();
   EXPECT_EQ(second.engine->stats().prefix.bytes, 0);
+}
+
+TEST(EngineFiles, ABoundOfStatesIsNamedAndWhatItEvictsIsNotCounted) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "slot";
+  CachedRig first(PrefixMode::kTurns);
+  answer(first, request(text(150), 10));
+  const std::int64_t slot = last_slot(first);
+  const auto saved = first.engine->save_slot(slot, path);
+  ASSERT_TRUE(saved.ok()) << saved.status().message();
+  ASSERT_EQ(saved->n_snapshots, 4);
+  const std::int64_t n_state = std::ssize(first.engine->record_of(slot)->snapshots.back()->bytes);
+
+  EngineConfig config = with_cache(PrefixMode::kTurns);
+  config.prefix_cache.max_state_bytes = 2 * n_state;
+  CachedRig two(1, config);
+  const auto loaded = two.engine->load_prefix(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(loaded->n_snapshots, 2);
+  EXPECT_EQ(loaded->n_tokens, saved->n_tokens);
+  EXPECT_EQ(two.engine->stats().prefix.n_snapshots, 2);
+
+  config.prefix_cache.max_state_bytes = 10;
+  CachedRig none(1, config);
+  const Status refused = none.engine->load_prefix(path).status();
+  EXPECT_EQ(refused.code(), Code::kExhausted);
+  EXPECT_EQ(refused.message(),
+            "'" + path + "': its state takes " + std::to_string(n_state) +
+                " bytes, and the prefix cache may keep 10 bytes of states; raise that bound");
+  EXPECT_EQ(none.engine->stats().prefix.n_nodes, 0);
+
+  CachedRig brief(PrefixMode::kTurns, 1);
+  answer(brief, request(text(30), 4));
+  ASSERT_TRUE(brief.engine->save_slot(1, path).ok());
+  CachedRig blocks(PrefixMode::kBlocks, 1);
+  const Status elsewhere = blocks.engine->load_prefix(path).status();
+  EXPECT_EQ(elsewhere.code(), Code::kMismatch);
+  EXPECT_THAT(elsewhere.message(), HasSubstr("at the end of a block of 64 tokens"));
 }
 
 TEST(EngineFiles, FilesOfOthersAreRefused) {
