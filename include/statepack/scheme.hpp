@@ -47,7 +47,8 @@ struct Scheme {
   /// Parses and validates. Errors: kInvalidArgument or kUnsupported with the reason and the remedy.
   static Result<Scheme> parse(std::string_view name);
   std::string name() const;  ///< shortest form
-  /// Every option written out; `conv` when it is not f32, as files made before it was one have it.
+  /// Every option written out, except `conv=f32`: files from before there was a `conv` have names
+  /// without it, and must keep comparing equal.
   std::string full_name() const;
   bool needs_plan() const;
   bool operator==(const Scheme&) const = default;

@@ -383,6 +383,14 @@ static void test_snapshots(void) {
   CHECK(sp_slot_get_state(pool, a, &state) == SP_OK && state == SP_SLOT_USED);
   sp_pool_destroy(pool);
   sp_pool_destroy(other);
+
+  /* History in bf16 cannot be handed out as f32. */
+  pool = make_pool("int4,period=5,conv=bf16", 1);
+  CHECK(sp_slot_alloc(pool, &a) == SP_OK);
+  conv = NULL;
+  CHECK_ERROR(sp_slot_conv(pool, a, &conv), SP_UNSUPPORTED, "leave conv= out");
+  CHECK(conv == NULL);
+  sp_pool_destroy(pool);
 }
 
 int main(void) {
