@@ -401,7 +401,7 @@ Result<std::vector<std::vector<StateValues>>> values_of(const Options& options,
                                            info.model_fingerprint));
   PoolConfig config;
   config.n_slots = 1;
-  config.conv_floats = info.conv_bytes / 4;
+  config.conv_floats = info.conv_bytes / (scheme.conv == ConvFormat::kF32 ? 4 : 2);
   SP_ASSIGN_OR_RETURN(const auto pool, StatePool::create(std::move(compiled), config));
   SP_ASSIGN_OR_RETURN(const std::int64_t slot, pool->alloc());
   SP_RETURN_IF_ERROR(pool->restore(slot, bytes));

@@ -487,6 +487,16 @@ TEST_F(CliTest, InspectShowsHeadsValuesAndSpending) {
   EXPECT_DOUBLE_EQ(state["values"][0][0]["largest"].get<double>(), 20);
   EXPECT_DOUBLE_EQ(state["values"][0][1]["rms"].get<double>(), 0.5);
   EXPECT_THAT(run({"inspect", path("one.snapshot")}).out, HasSubstr("row max/median"));
+
+  // The same beside a convolution history of two bytes a value.
+  scheme =
+      CompiledScheme::make(Scheme::parse("fp32,conv=bf16").value(), {shape}, nullptr, "m").value();
+  config.conv_floats = 6;
+  const auto narrow = std::move(*StatePool::create(scheme, config));
+  const std::int64_t other = *narrow->alloc();
+  ASSERT_TRUE(hand_over(narrow->layer(0), other, S.data(), 9, threads).ok());
+  ASSERT_TRUE(narrow->save(other, path("narrow.snapshot")).ok());
+  EXPECT_EQ(run_json({"inspect", path("narrow.snapshot")})["values"], state["values"]);
 }
 
 TEST_F(CliTest, SideBySide) {
