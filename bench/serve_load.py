@@ -8,11 +8,13 @@ made for those can read it. Needs nothing but Python's standard library.
     statepack serve -m models/statepack-gdn --state stepquant:6 --max-num-seqs 512 \
       --prefix-cache blocks &      # "turns" resumes where a reply ended: equal to that, not to a cold read
     bench/serve_load.py --port 8080 --concurrency 512 --requests 1024
-    bench/serve_load.py --port 8080 --idle 10000        # open connections beside the load
+    bench/serve_load.py --port 8080 --idle 10000        # open connections beside the load; the server
+                                                        # closes silent ones after --header-timeout
     bench/serve_load.py --port 8080 --aborts 10000      # clients that leave at random moments
     bench/serve_load.py --port 8080 --soak 180          # load again and again; memory at the end
 
-Exit code 1: a text differed, a request failed, slots were left over, or memory grew.
+Exit code 1: a text differed, a request failed, an idle connection was lost, slots were left over, or
+memory grew.
 """
 
 import argparse
@@ -117,8 +119,16 @@ async def get(args, path):
     return answer.split(b"\r\n\r\n", 1)[1]
 
 
+async def status(args):
+    return json.loads(await get(args, "/status"))
+
+
 async def used_slots(args):
-    return json.loads(await get(args, "/status"))["state"]["used"]
+    return (await status(args))["state"]["used"]
+
+
+async def open_connections(args):
+    return (await status(args))["requests"]["connections"]
 
 
 async def wait_for_no_slots(args, seconds=60):
@@ -236,6 +246,7 @@ async def run(args):
                 *(connect(args) for _ in range(min(500, args.idle - begin))))
         report["idle_connections"] = len(idle)
         report["health_beside_idle"] = (await get(args, "/health")).decode()
+        report["connections_before"] = await open_connections(args)
     if args.aborts > 0:
         report.update(await abort_many(args, random.Random(args.seed)))
         ok = ok and report["used_slots_after"] == 0
@@ -252,6 +263,9 @@ async def run(args):
         for line in wrong[:5]:
             print(line, file=sys.stderr)
         ok = ok and not errors and not wrong
+    if idle:  # the server has them still: none was closed on either side
+        report["connections_after"] = await open_connections(args)
+        ok = ok and min(report["connections_before"], report["connections_after"]) >= len(idle)
     for _, writer in idle:
         writer.close()
     print(json.dumps(report, indent=2))

@@ -8,12 +8,13 @@ idle=10000
 most=$(ulimit -Hn)
 [ "$most" = unlimited ] || [ "$most" -ge 10400 ] || idle=$((most - 400))
 echo "$idle idle connections"
-start_server "$2/load-server.log" "$1" --state int8 --max-num-seqs 64 --prefix-cache blocks \
-  --max-connections 11000
+start_server "$2/load-server.log" "$1" --state int8 --max-num-seqs 512 --prefix-cache blocks \
+  --max-connections 11000 --header-timeout 600
 
 load() { python3 bench/serve_load.py --port "$port" "$@"; }
-load --concurrency 96 --requests 128 --max-tokens 12 --idle "$idle"
-load --aborts 400 --concurrency 64 --max-tokens 200
+load --concurrency 512 --requests 512 --max-tokens 12 --idle "$idle"
+load --aborts 10000 --concurrency 64 --max-tokens 200
+load --soak 20 --pid "$server" --concurrency 64 --requests 256 --max-tokens 12
 load --concurrency 16 --requests 16 --max-tokens 4  # it still answers
 
 kill -TERM "$server"
