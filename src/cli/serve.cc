@@ -91,6 +91,20 @@ Status read_config(const std::string& path, CLI::App& sub) {
   return {};
 }
 
+// --conv-state-dtype beside a scheme that may say the same.
+Status set_conv(const std::string& format, std::string* state) {
+  SP_ASSIGN_OR_RETURN(Scheme scheme, Scheme::parse(*state));
+  const ConvFormat wanted = format == "bf16" ? ConvFormat::kBf16 : ConvFormat::kF32;
+  if (scheme.conv != wanted && state->find(",conv=") != std::string::npos) {
+    return {Code::kInvalidArgument,
+            fmt::format("--conv-state-dtype {} says otherwise than --state {}; give one of them",
+                        format, *state)};
+  }
+  scheme.conv = wanted;
+  *state = scheme.name();
+  return {};
+}
+
 // A log that never makes the server wait: when stderr is stuck, the oldest lines are lost.
 void open_log(const std::string& level) {
   spdlog::init_thread_pool(8192, 1);
@@ -144,7 +158,7 @@ Result<int> serve_until_stopped(Options& o, CLI::App& sub) {
   SP_RETURN_IF_ERROR(size(o.prefix_state_bytes, &server.backend.prefix_cache.max_state_bytes));
   SP_RETURN_IF_ERROR(size(o.max_body, &server.limits.max_body_bytes));
   SP_ASSIGN_OR_RETURN(server.backend.prefix_cache.mode, parse_prefix_mode(o.prefix_mode));
-  if (!o.conv_format.empty()) server.backend.state += ",conv=" + o.conv_format;
+  if (!o.conv_format.empty()) SP_RETURN_IF_ERROR(set_conv(o.conv_format, &server.backend.state));
   server.request_timeout = milliseconds(o.request_timeout_s);
   server.ping_interval = milliseconds(o.ping_interval_s);
   server.grace = milliseconds(o.grace_s);
@@ -238,10 +252,11 @@ void add_http_options(CLI::App& sub, Options& o) {
   };
   seconds("--request-timeout", &o.request_timeout_s,
           "From the request to its last token; 0: no limit");
-  seconds("--header-timeout", &o.header_timeout_s, "For the head of a request to arrive");
-  seconds("--body-timeout", &o.body_timeout_s, "For its body to arrive");
-  seconds("--idle-timeout", &o.idle_timeout_s, "Of a connection without a request");
-  seconds("--write-timeout", &o.write_timeout_s, "Without a byte taken by the client");
+  seconds("--header-timeout", &o.header_timeout_s,
+          "For the head of a request to arrive; 0: no limit");
+  seconds("--body-timeout", &o.body_timeout_s, "For its body to arrive; 0: no limit");
+  seconds("--idle-timeout", &o.idle_timeout_s, "Of a connection without a request; 0: no limit");
+  seconds("--write-timeout", &o.write_timeout_s, "Without a byte taken by the client; 0: no limit");
   seconds("--ping-interval", &o.ping_interval_s,
           "Between comments on a stream that has no news; 0: none");
   seconds("--grace", &o.grace_s, "For running requests, after SIGINT or SIGTERM");

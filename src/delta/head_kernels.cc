@@ -263,4 +263,14 @@ void read_records(const float* values, int n, int V, const float* a, const float
 }
 
 }  // namespace statepack::kernel
+
+namespace statepack {
+
+std::string_view simd_target() {
+  // One bit a target; the lowest is the best, and the one that dispatch takes.
+  const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+  return hwy::TargetName(targets & -targets);
+}
+
+}  // namespace statepack
 #endif

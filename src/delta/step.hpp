@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -80,6 +81,9 @@ Status flush(const LayerState& state, std::span<const std::int64_t> slots, Threa
 /// quarantines the slot and returns kNotFinite.
 Status hand_over(const LayerState& state, std::int64_t slot, const float* S, std::int64_t n_tokens,
                  ThreadPool& threads);
+
+/// The instruction set whose kernels serve steps on this machine, as Highway names it: "AVX3", say.
+std::string_view simd_target();
 
 /// Materialises the state that later tokens see (page and window) as dense f32 [HV][K][V].
 Status restore_dense(const LayerState& state, std::int64_t slot, float* S, ThreadPool& threads);

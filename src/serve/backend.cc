@@ -39,8 +39,33 @@ Result<std::unique_ptr<Backend>> Backend::plan(const BackendOptions& options) {
   PoolConfig pool;
   pool.n_slots = backend->summary_.n_slots;
   pool.conv_floats = config.conv_floats();
-  SP_ASSIGN_OR_RETURN([[maybe_unused]] const auto tried, StatePool::create(compiled, pool));
+  SP_ASSIGN_OR_RETURN(const auto tried, StatePool::create(compiled, pool));
+  SP_RETURN_IF_ERROR(backend->check_prefix_bytes(*tried));
   return backend;
+}
+
+Status Backend::check_prefix_bytes(StatePool& pool) const {
+  const PrefixCacheConfig& config = options_.prefix_cache;
+  if (config.mode == PrefixMode::kOff) return {};
+  SP_ASSIGN_OR_RETURN(const std::int64_t slot, pool.alloc());
+  SP_ASSIGN_OR_RETURN(const Snapshot smallest, pool.snapshot(slot));
+  const std::int64_t n_state = std::ssize(smallest.bytes);
+  const auto refusal = [&](std::string_view option, std::int64_t n_given, std::int64_t n_enough) {
+    return wrong(
+        fmt::format("{} {} keeps nothing: a state takes {} bytes or more in {}; pass {} "
+                    "or more, or --prefix-cache off",
+                    option, n_given, n_state, summary_.scheme, n_enough));
+  };
+  // Twice a slot: also with an open window, and one state while the next is made.
+  const std::int64_t n_enough = 2 * summary_.bytes_per_slot;
+  if (config.max_state_bytes > 0 && config.max_state_bytes < n_state) {
+    return refusal("--prefix-cache-state-bytes", config.max_state_bytes, n_enough);
+  }
+  if (config.max_bytes < n_state) {
+    return refusal("--prefix-cache-bytes", config.max_bytes,
+                   n_enough + config.block_tokens * summary_.kv_bytes_per_token);
+  }
+  return {};
 }
 
 Status Backend::decide_sizes(const ModelConfig& config, const CompiledScheme& scheme) {

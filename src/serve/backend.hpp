@@ -76,6 +76,8 @@ class Backend {
  private:
   Backend() = default;
   Status decide_sizes(const ModelConfig& config, const CompiledScheme& scheme);
+  /// Whether the prefix cache's bounds hold a state of this (still empty) pool.
+  Status check_prefix_bytes(StatePool& pool) const;
   Status read_defaults();
 
   BackendOptions options_;

@@ -46,6 +46,7 @@ struct HttpLimits {
   std::size_t max_bodies_bytes = std::size_t{256} << 20;  ///< of all requests at a time; 503
   /// Of a stream, waiting for a client to read them: more, and the client counts as gone.
   std::size_t max_unsent_bytes = std::size_t{1} << 20;
+  /// Of all four: 0 is no limit.
   std::chrono::milliseconds header_timeout{10'000};  ///< from the first byte to the head's end
   std::chrono::milliseconds body_timeout{60'000};    ///< from there to the body's end
   std::chrono::milliseconds idle_timeout{60'000};    ///< without a request on an open connection

@@ -2,6 +2,9 @@
 // they take longer to compile than the rest of the server together. Callbacks, not coroutines:
 // clang 14 does not compile libstdc++'s <coroutine>.
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -30,6 +33,11 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 
 constexpr std::chrono::milliseconds kTick{50};
+/// A peer that vanished (power, network) says nothing: after so many seconds of silence the kernel
+/// asks, as often and in such a distance, and closes 60 s after the last sign of life. What was
+/// sent and is not acknowledged has as long.
+constexpr int kKeepIdle_s = 30, kKeepInterval_s = 10, kKeepProbes = 3;
+constexpr unsigned kUnacknowledged_ms = 60'000;
 /// After an answer that leaves part of a request unread: time and bytes granted to the client until
 /// it has read the answer, since closing at once would let the kernel throw that away.
 constexpr std::chrono::milliseconds kLingerTime{2000};
@@ -43,6 +51,11 @@ std::string lower(std::string_view text) {
   return out;
 }
 
+/// 0: there is no limit.
+TimePoint after(std::chrono::milliseconds limit) {
+  return limit.count() > 0 ? Clock::now() + limit : TimePoint::max();
+}
+
 std::string http_date() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -50,6 +63,17 @@ std::string http_date() {
   std::array<char, 40> text{};
   const std::size_t n = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &utc);
   return {text.data(), n};
+}
+
+void keep_alive(int fd) {
+  const auto set = [fd](int level, int name, auto value) {
+    (void)::setsockopt(fd, level, name, &value, sizeof value);  // without it the rest works still
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdle_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepInterval_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledged_ms);
 }
 
 class Connection;
@@ -266,6 +290,7 @@ void Loop::accept() {
     const tcp::endpoint peer = socket.remote_endpoint(ignored);
     socket.set_option(tcp::no_delay(true), ignored);
     socket.non_blocking(true, ignored);
+    keep_alive(socket.native_handle());
     const auto connection = std::make_shared<Connection>(
         *this, std::move(socket),
         fmt::format("{}:{}", peer.address().to_string(ignored), peer.port()));
@@ -306,7 +331,7 @@ void Loop::stop_accepting() {
 void Connection::begin() {
   next_request();
   // A client that connects and says nothing is given no more time than one that speaks slowly.
-  deadline_ = Clock::now() + loop_.limits_.header_timeout;
+  deadline_ = after(loop_.limits_.header_timeout);
 }
 
 void Connection::refuse() {
@@ -324,7 +349,7 @@ void Connection::next_request() {
   parser_->body_limit(loop_.limits_.max_body_bytes);
   head_read_ = head_only_ = complete_ = false;
   phase_ = Phase::kIdle;
-  deadline_ = Clock::now() + loop_.limits_.idle_timeout;
+  deadline_ = after(loop_.limits_.idle_timeout);
   if (!in_.empty()) parse();
   wait_readable();
 }
@@ -369,7 +394,7 @@ void Connection::parse() {
         continue;
       }
       phase_ = Phase::kHead;
-      deadline_ = Clock::now() + loop_.limits_.header_timeout;
+      deadline_ = after(loop_.limits_.header_timeout);
     }
     error_code ec;
     const std::size_t n = parser_->put(asio::const_buffer(in_.data(), in_.size()), ec);
@@ -401,7 +426,7 @@ void Connection::parse() {
 bool Connection::read_head() {
   head_read_ = true;
   phase_ = Phase::kBody;
-  deadline_ = Clock::now() + loop_.limits_.body_timeout;
+  deadline_ = after(loop_.limits_.body_timeout);
   const auto& message = parser_->get();
   head_only_ = message.method() == http::verb::head;
   keep_alive_ = message.keep_alive() && !loop_.draining_;
@@ -540,7 +565,7 @@ void Connection::flush() {
 }
 
 void Connection::write_some() {
-  write_deadline_ = Clock::now() + loop_.limits_.write_timeout;
+  write_deadline_ = after(loop_.limits_.write_timeout);
   socket_.async_write_some(asio::buffer(sending_.data() + n_sent_, sending_.size() - n_sent_),
                            [self = shared_from_this()](const error_code& ec, std::size_t n) {
                              Connection& c = *self;

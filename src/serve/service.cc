@@ -7,7 +7,9 @@
 #include <charconv>
 #include <filesystem>
 
+#include "delta/step.hpp"
 #include "model/utf8.hpp"
+#include "pool/prefix_file.hpp"
 #include "runtime/prompt.hpp"
 #include "serve/page.hpp"
 
@@ -16,6 +18,15 @@ namespace {
 
 constexpr std::string_view kLoading =
     R"({"error":{"code":503,"message":"Loading model","type":"unavailable_error"}})";
+
+/// Of an answer in one piece, tokens and log-probabilities: each takes a few hundred bytes until
+/// the JSON is sent.
+constexpr std::int64_t kMaxAnswerValues = std::int64_t{1} << 18;
+
+/// Of the prefix cache's tree, in /status.
+constexpr std::int64_t kMaxTreeNodes = 200;
+/// Slots on their way to or from files at a time: each holds a copy of its state and rows.
+constexpr int kMaxFileTasks = 4;
 
 std::string percent_decoded(std::string_view text) {
   std::string out;
@@ -40,6 +51,20 @@ bool is_plain_file_name(std::string_view name) {
            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                   c == '.' || c == '_' || c == '-';
          });
+}
+
+/// A message about the file at `path` as clients may read it: the server's folders are none of
+/// their business.
+std::string without_folder(std::string message, const std::string& path, const std::string& name) {
+  std::error_code error;
+  for (const std::string& shown : {path, std::filesystem::weakly_canonical(path, error).string()}) {
+    if (shown.empty()) continue;
+    for (std::size_t at = 0; (at = message.find(shown, at)) != std::string::npos;) {
+      message.replace(at, shown.size(), name);
+      at += name.size();
+    }
+  }
+  return message;
 }
 
 bool is_json(std::string_view content_type) {
@@ -78,6 +103,15 @@ Json slot_json(const SlotView& slot) {
 }
 
 }  // namespace
+
+/// A slot on its way to or from a file.
+struct Service::SlotFile {
+  ExchangePtr exchange;
+  std::int64_t slot = 0;
+  std::string path, name;  ///< the file's: in full, and as the client may read it
+  PrefixRecord record;
+  std::chrono::steady_clock::time_point start;
+};
 
 Service::Service(const ServerOptions& options, ApiKeys keys, Backend& backend, HttpServer& http)
     : options_(options),
@@ -250,6 +284,12 @@ void Service::tick() {
   const auto now = std::chrono::steady_clock::now();
   for (const auto& generation : generations_) generation->tick(now);
   std::erase_if(generations_, [](const auto& generation) { return generation->done(); });
+  const std::chrono::duration<double> passed = now - rate_since_;
+  if (passed.count() < 1 || !backend_.ready()) return;
+  const std::int64_t n_reply = backend_.engine().stats().reply_tokens;
+  reply_rate_ = static_cast<double>(n_reply - rate_tokens_) / passed.count();
+  rate_tokens_ = n_reply;
+  rate_since_ = now;
 }
 
 // ---------------------------------------------------------------- text
@@ -290,7 +330,10 @@ std::optional<ApiError> Service::encode(const std::string& body, bool chat,
                                 fmt::join(model_names_, "', '")),
                     "NotFoundError", "model"};
   }
-  if (chat) return encode_chat_prompt(*request.chat, &out->prompts.emplace_back());
+  if (chat) {
+    if (auto error = encode_chat_prompt(*request.chat, &out->prompts.emplace_back())) return error;
+    return check_answer(*out);
+  }
   for (const Prompt& prompt : request.prompts) {
     if (const auto* text = std::get_if<std::string>(&prompt)) {
       if (auto error = check_length(text->size(), "prompt")) return error;
@@ -301,7 +344,26 @@ std::optional<ApiError> Service::encode(const std::string& body, bool chat,
       out->prompts.push_back(std::get<std::vector<std::int32_t>>(prompt));
     }
   }
-  return std::nullopt;
+  return check_answer(*out);
+}
+
+std::optional<ApiError> Service::check_answer(const EncodedRequest& encoded) const {
+  const GenerationRequest& request = encoded.request;
+  if (request.stream) return std::nullopt;
+  const std::int64_t n_each = 1 + std::max(0, request.params.logprobs);
+  std::int64_t n_values = 0;
+  for (const std::vector<std::int32_t>& prompt : encoded.prompts) {
+    const std::int64_t room =
+        std::max<std::int64_t>(0, backend_.summary().max_context - std::ssize(prompt));
+    n_values += request.n * std::min(room, request.max_tokens.value_or(room)) * n_each;
+  }
+  if (n_values <= kMaxAnswerValues) return std::nullopt;
+  return bad_request(
+      "max_tokens",
+      fmt::format("the whole answer could hold {} tokens and log-probabilities (prompts x n x "
+                  "max_tokens x (1 + top_logprobs)), and at most {} are collected; ask for less, "
+                  "or stream",
+                  n_values, kMaxAnswerValues));
 }
 
 std::optional<ApiError> Service::check_length(std::size_t n_bytes, const char* param) const {
@@ -365,6 +427,7 @@ void Service::post_tokenize(const ExchangePtr& exchange) {
       if (fields.find(name) == nullptr) fields.fail("prompt", "is missing");
       fields.read(name, &text);
       if (!fields.ok()) return fields.error();
+      if (auto error = check_length(text.size(), name)) return error;
       Result<std::vector<std::int32_t>> encoded =
           backend_.tokenizer().try_encode(text, parse_special);
       if (!encoded.ok()) return bad_request(name, encoded.status().message());
@@ -457,7 +520,9 @@ void Service::get_health_generate(const ExchangePtr& exchange) {
   request.prompt = {0};
   request.params.max_tokens = 1;
   request.params.ignore_eos = true;
-  request.deadline = std::chrono::steady_clock::now() + options_.request_timeout;
+  if (options_.request_timeout.count() > 0) {
+    request.deadline = std::chrono::steady_clock::now() + options_.request_timeout;
+  }
   const Result<RequestId> id =
       backend_.loop().submit(std::move(request), [this, exchange](const TokenEvent& event) {
         if (!event.finish) return;
@@ -528,40 +593,106 @@ void Service::post_slot(const ExchangePtr& exchange) {
     if (!fields.ok()) return fail(exchange, *fields.error());
     path = (std::filesystem::path(options_.slot_save_folder) / name).string();
   }
-  // Between two steps of the engine, on its thread.
-  const Status posted = backend_.loop().post([this, exchange, slot, action, path, name] {
-    const auto start = std::chrono::steady_clock::now();
-    Status status;
-    Json json{{"id_slot", slot}};
-    if (action == "erase") {
+  if (action == "erase") {
+    const Status posted = backend_.loop().post([this, exchange, slot] {
       const Result<std::int64_t> n = backend_.engine().erase_slot(slot);
-      status = n.status();
-      if (n.ok()) json["n_erased"] = *n;
-    } else {
-      const bool saves = action == "save";
-      const Result<SavedPrefix> done =
-          saves ? backend_.engine().save_slot(slot, path) : backend_.engine().load_prefix(path);
-      status = done.status();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - start;
-      if (done.ok()) {
-        json["filename"] = name;
-        json[saves ? "n_saved" : "n_restored"] = done->n_tokens;
-        json[saves ? "n_written" : "n_read"] = done->n_bytes;
-        json["timings"] = {{saves ? "save_ms" : "restore_ms", took.count()}};
-      }
-    }
-    http_.post([this, exchange, status, json] {
-      if (!status.ok()) return fail(exchange, to_api_error(status));
-      answer(exchange, json);
+      http_.post([this, exchange, slot, n] {
+        if (!n.ok()) return fail(exchange, to_api_error(n.status()));
+        answer(exchange, Json{{"id_slot", slot}, {"n_erased", *n}});
+      });
+    });
+    if (!posted.ok()) fail(exchange, to_api_error(posted));
+    return;
+  }
+  if (n_file_tasks_ >= kMaxFileTasks) {
+    return fail(exchange, {429,
+                           fmt::format("{} slots are being saved or restored, which is the limit; "
+                                       "try again later",
+                                       kMaxFileTasks),
+                           "rate_limit_error", ""});
+  }
+  ++n_file_tasks_;
+  const auto task = std::make_shared<SlotFile>();
+  *task = {exchange, slot, path, name, {}, std::chrono::steady_clock::now()};
+  if (action == "save") {
+    save(task);
+  } else {
+    restore(task);
+  }
+}
+
+// The engine's thread gives or takes the record, between two steps; files_ packs and writes, or
+// reads and checks, so that replies flow on meanwhile.
+void Service::save(const std::shared_ptr<SlotFile>& task) {
+  const Status posted = backend_.loop().post([this, task] {
+    Result<PrefixRecord> record = backend_.engine().record_of(task->slot);
+    if (!record.ok()) return end_slot_file(*task, record.status());
+    task->record = *std::move(record);
+    files_.post([this, task] {
+      const PrefixRecord& r = task->record;
+      const Result<std::int64_t> n_bytes = write_prefix_file(task->path, r);
+      if (!n_bytes.ok()) return end_slot_file(*task, n_bytes.status());
+      end_slot_file(*task, SavedPrefix{std::ssize(r.tokens), std::ssize(r.snapshots), *n_bytes});
     });
   });
-  if (!posted.ok()) fail(exchange, to_api_error(posted));
+  if (!posted.ok()) end_slot_file(*task, posted);
+}
+
+void Service::restore(const std::shared_ptr<SlotFile>& task) {
+  files_.post([this, task] {
+    std::int64_t n_bytes = 0;
+    Result<PrefixRecord> record = backend_.engine().read_record(task->path, &n_bytes);
+    if (!record.ok()) return end_slot_file(*task, record.status());
+    task->record = *std::move(record);
+    const Status posted = backend_.loop().post([this, task, n_bytes] {
+      Result<SavedPrefix> kept = backend_.engine().keep_record(task->record);
+      if (!kept.ok()) {
+        return end_slot_file(*task,
+                             Status(kept.status().code(),
+                                    fmt::format("'{}': {}", task->name, kept.status().message())));
+      }
+      kept->n_bytes = n_bytes;
+      end_slot_file(*task, kept);
+    });
+    if (!posted.ok()) end_slot_file(*task, posted);
+  });
+}
+
+void Service::end_slot_file(const SlotFile& task, const Result<SavedPrefix>& done) {
+  const std::chrono::duration<double, std::milli> took =
+      std::chrono::steady_clock::now() - task.start;
+  http_.post([this, exchange = task.exchange, slot = task.slot, path = task.path, name = task.name,
+              done, took] {
+    --n_file_tasks_;
+    if (!done.ok()) {
+      ApiError error = to_api_error(done.status());
+      // Nobody has to wait here: what does not fit now never will.
+      if (done.status().code() == Code::kExhausted) error = bad_request("filename", error.message);
+      error.message = without_folder(error.message, path, name);
+      return fail(exchange, error);
+    }
+    const bool saves = exchange->request().parameter("action") == "save";
+    answer(exchange, Json{{"id_slot", slot},
+                          {"filename", name},
+                          {saves ? "n_saved" : "n_restored", done->n_tokens},
+                          {saves ? "n_written" : "n_read", done->n_bytes},
+                          {"timings", {{saves ? "save_ms" : "restore_ms", took.count()}}}});
+  });
 }
 
 // ---------------------------------------------------------------- status, metrics, page
 
 void Service::get_status(const ExchangePtr& exchange) {
+  // The tree belongs to the engine's thread; where that has ended, the rest is shown without it.
+  const Status posted = backend_.loop().post([this, exchange] {
+    http_.post([this, exchange, nodes = backend_.engine().prefix_nodes(kMaxTreeNodes)] {
+      answer(exchange, status_json(nodes));
+    });
+  });
+  if (!posted.ok()) answer(exchange, status_json({}));
+}
+
+Json Service::status_json(const std::vector<PrefixNodeView>& nodes) const {
   const StateSummary& s = backend_.summary();
   const EngineStats e = backend_.engine().stats();
   Json slots = Json::array();
@@ -571,46 +702,55 @@ void Service::get_status(const ExchangePtr& exchange) {
     slots.push_back(slot_json(slot));
   }
   const std::chrono::duration<double> up = std::chrono::system_clock::now() - started_;
-  answer(
-      exchange,
-      Json{{"version", options_.version},
-           {"model", context_.model_name},
-           {"uptime_s", up.count()},
-           {"state",
-            {{"scheme", s.scheme},
-             {"payload_bits", s.payload_bits},
-             {"resident_bits", s.resident_bits},
-             {"bytes_per_slot", s.bytes_per_slot},
-             {"slots", s.n_slots},
-             {"used", n_used},
-             {"nonfinite", e.nonfinite},
-             {"guarded_roundings", e.guard.roundings},
-             {"over_guard", e.guard.over},
-             {"flushes", e.flushes}}},
-           {"requests",
-            {{"running", e.n_running},
-             {"reading", e.n_prompts},
-             {"waiting", e.n_waiting},
-             {"finished", e.n_ended()},
-             {"failed", e.n_finished(FinishReason::kError)},
-             {"connections", http_.n_connections()}}},
-           {"tokens",
-            {{"prompt", e.prompt_tokens}, {"cached", e.cached_tokens}, {"reply", e.reply_tokens}}},
-           {"decode", {{"steps", e.decode_steps}, {"rows", e.decode_rows}}},
-           {"kv", {{"reserved_bytes", e.kv_bytes_reserved}, {"limit_bytes", e.kv_bytes_limit}}},
-           {"prefix_cache",
-            {{"mode", prefix_mode_name(options_.backend.prefix_cache.mode)},
-             {"snapshots", e.prefix.n_snapshots},
-             {"nodes", e.prefix.n_nodes},
-             {"state_bytes", e.prefix.state_bytes},
-             {"row_bytes", e.prefix.row_bytes},
-             {"bytes", e.prefix.bytes},
-             {"max_bytes", e.prefix.max_bytes},
-             {"max_state_bytes", e.prefix.max_state_bytes},
-             {"queries", e.prefix.queries},
-             {"hits", e.prefix.hits},
-             {"evictions", e.prefix.evictions}}},
-           {"slots", std::move(slots)}});
+  Json tree = Json::array();
+  for (const PrefixNodeView& node : nodes) {
+    tree.push_back({{"level", node.level},
+                    {"tokens", node.n_tokens},
+                    {"own_tokens", node.n_own_tokens},
+                    {"state_bytes", node.state_bytes},
+                    {"pins", node.n_pins},
+                    {"age_s", node.state_bytes > 0 ? Json(node.age_s) : Json(nullptr)}});
+  }
+  return Json{
+      {"version", options_.version},
+      {"model", context_.model_name},
+      {"uptime_s", up.count()},
+      {"state",
+       {{"scheme", s.scheme},
+        {"payload_bits", s.payload_bits},
+        {"resident_bits", s.resident_bits},
+        {"bytes_per_slot", s.bytes_per_slot},
+        {"slots", s.n_slots},
+        {"used", n_used},
+        {"nonfinite", e.nonfinite},
+        {"guarded_roundings", e.guard.roundings},
+        {"over_guard", e.guard.over},
+        {"flushes", e.flushes}}},
+      {"requests",
+       {{"running", e.n_running},
+        {"reading", e.n_prompts},
+        {"waiting", e.n_waiting},
+        {"finished", e.n_ended()},
+        {"failed", e.n_finished(FinishReason::kError)},
+        {"connections", http_.n_connections()}}},
+      {"tokens",
+       {{"prompt", e.prompt_tokens}, {"cached", e.cached_tokens}, {"reply", e.reply_tokens}}},
+      {"decode", {{"steps", e.decode_steps}, {"rows", e.decode_rows}}},
+      {"kv", {{"reserved_bytes", e.kv_bytes_reserved}, {"limit_bytes", e.kv_bytes_limit}}},
+      {"prefix_cache",
+       {{"mode", prefix_mode_name(options_.backend.prefix_cache.mode)},
+        {"snapshots", e.prefix.n_snapshots},
+        {"nodes", e.prefix.n_nodes},
+        {"state_bytes", e.prefix.state_bytes},
+        {"row_bytes", e.prefix.row_bytes},
+        {"bytes", e.prefix.bytes},
+        {"max_bytes", e.prefix.max_bytes},
+        {"max_state_bytes", e.prefix.max_state_bytes},
+        {"queries", e.prefix.queries},
+        {"hits", e.prefix.hits},
+        {"evictions", e.prefix.evictions},
+        {"tree", std::move(tree)}}},
+      {"slots", std::move(slots)}};
 }
 
 void Service::get_metrics(const ExchangePtr& exchange) {
@@ -630,6 +770,13 @@ void Service::get_metrics(const ExchangePtr& exchange) {
   m.gauge("statepack:num_requests_running", "Requests whose prompt is read or whose reply is made.",
           number(e.n_running));
   m.gauge("statepack:num_requests_waiting", "Requests in the queue.", number(e.n_waiting));
+  m.gauge("statepack:requests_processing", "num_requests_running by llama-server's name.",
+          number(e.n_running));
+  m.gauge("statepack:requests_deferred", "num_requests_waiting by llama-server's name.",
+          number(e.n_waiting));
+  m.counter("statepack:num_preemptions_total",
+            "Always 0: a request is admitted once all that it can need is set aside.", 0);
+  m.gauge("statepack:gen_throughput", "Reply tokens a second, over the last second.", reply_rate_);
   m.gauge("statepack:max_num_seqs", "Sequences of a full batch.", number(s.max_seqs));
   m.gauge("statepack:n_busy_slots_per_decode", "Sequences of an average decode step.",
           e.decode_steps > 0 ? number(e.decode_rows) / number(e.decode_steps) : 0);
@@ -672,7 +819,7 @@ void Service::get_metrics(const ExchangePtr& exchange) {
             number(e.guard.over));
   m.head("statepack:kernel_served_total", "counter",
          "Decoded rows by the kernels that served them.");
-  m.sample(number(e.decode_rows), {{"impl", "cpu"}});
+  m.sample(number(e.decode_rows), {{"impl", simd_target()}});
   m.gauge("statepack:kv_cache_usage_perc",
           "Share of the attention cache that admitted requests may fill, 1 is all.",
           e.kv_bytes_limit > 0 ? number(e.kv_bytes_reserved) / number(e.kv_bytes_limit) : 0);
@@ -681,6 +828,9 @@ void Service::get_metrics(const ExchangePtr& exchange) {
             number(e.prefix.query_tokens));
   m.counter("statepack:prefix_cache_hits_total", "Of them, tokens that were found.",
             number(e.prefix.hit_tokens));
+  m.gauge(
+      "statepack:cache_hit_rate", "Their share since the start, 1 is all.",
+      e.prefix.query_tokens > 0 ? number(e.prefix.hit_tokens) / number(e.prefix.query_tokens) : 0);
   m.gauge("statepack:prefix_cache_snapshots", "States kept.", number(e.prefix.n_snapshots));
   m.gauge("statepack:prefix_cache_bytes", "Bytes of states, attention rows and tokens.",
           number(e.prefix.bytes));

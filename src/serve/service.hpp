@@ -16,7 +16,7 @@
 
 namespace statepack::serve {
 
-/// All functions run on the loop's thread.
+/// All functions run on the loop's thread, unless they say otherwise.
 class Service {
  public:
   Service(const ServerOptions& options, ApiKeys keys, Backend& backend, HttpServer& http);
@@ -25,7 +25,7 @@ class Service {
   std::optional<HttpResponse> check(const HttpRequest& head) const;
   void handle(const ExchangePtr& exchange);
   HttpResponse error(int status, const std::string& message) const;
-  /// Pings silent streams, forgets finished generations.
+  /// Pings silent streams, forgets finished generations, measures the rate of reply tokens.
   void tick();
   /// From here on new requests are refused.
   void stop_admitting() { admitting_ = false; }
@@ -61,11 +61,20 @@ class Service {
   void post_detokenize(const ExchangePtr& exchange);
   void post_template(const ExchangePtr& exchange);
 
+  Json status_json(const std::vector<PrefixNodeView>& nodes) const;
+  struct SlotFile;
+  void save(const std::shared_ptr<SlotFile>& task);
+  void restore(const std::shared_ptr<SlotFile>& task);
+  /// Answers; from any thread.
+  void end_slot_file(const SlotFile& task, const Result<SavedPrefix>& done);
+
   void generate(const ExchangePtr& exchange, bool chat);
   /// Parses and encodes, on the worker's thread.
   std::optional<ApiError> encode(const std::string& body, bool chat, EncodedRequest* out) const;
   /// Refuses text that cannot fit the context before time is spent on encoding it.
   std::optional<ApiError> check_length(std::size_t n_bytes, const char* param) const;
+  /// Refuses what would pile up too much before it can be answered in one piece.
+  std::optional<ApiError> check_answer(const EncodedRequest& encoded) const;
   std::optional<ApiError> encode_chat_prompt(const ChatPrompt& chat,
                                              std::vector<std::int32_t>* out) const;
   /// Answers with what `work` makes of the body; it runs on the worker's thread.
@@ -90,7 +99,12 @@ class Service {
   bool admitting_ = true;
   std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   std::vector<std::shared_ptr<Generation>> generations_;
-  Worker worker_;  ///< last: its tasks use the others
+  std::chrono::steady_clock::time_point rate_since_ = std::chrono::steady_clock::now();
+  std::int64_t rate_tokens_ = 0;  ///< of all replies, at rate_since_
+  double reply_rate_ = 0;         ///< tokens a second before it
+  int n_file_tasks_ = 0;
+  Worker worker_;  ///< parses and encodes; last, with files_: their tasks use the others
+  Worker files_;   ///< packs, writes and reads slots
 };
 
 }  // namespace statepack::serve

@@ -522,6 +522,14 @@ TEST_F(CliTest, ServeNamesWhatItCannotUse) {
   expect_refused({"serve", "-m", kModel, "--state-pool-bytes", "lots"}, "lots");
   expect_refused({"serve", "-m", kModel, "-np", "9", "--state-pool-slots", "8"},
                  "pass --max-num-seqs 8");
+  expect_refused({"serve", "-m", kModel, "--state", "int8,conv=f32", "--conv-state-dtype", "bf16"},
+                 "--conv-state-dtype bf16 says otherwise than --state int8,conv=f32");
+  // The same value twice is no contradiction: what is refused is the next thing.
+  expect_refused({"serve", "-m", kModel, "--state", "int8,conv=bf16", "--conv-state-dtype", "bf16",
+                  "-np", "9", "--state-pool-slots", "8"},
+                 "pass --max-num-seqs 8");
+  expect_refused({"serve", "-m", kModel, "--prefix-cache-state-bytes", "1kB"},
+                 "--prefix-cache-state-bytes 1000 keeps nothing");
   expect_refused({"serve", "-m", kModel, "--api-key-file", path("keys")}, "keys");
   expect_refused({"serve", "--config", path("none.toml")}, "none.toml");
   write("c.toml", "model = \"x\"\nmax-nums = 4\n");

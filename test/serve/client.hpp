@@ -61,6 +61,15 @@ class Client {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
 
+  /// Ends the sending half: what it means to send is sent.
+  void end_sending() { ::shutdown(fd_, SHUT_WR); }
+  std::uint16_t local_port() const {
+    sockaddr_in address{};
+    socklen_t n_bytes = sizeof address;
+    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &n_bytes);
+    return ntohs(address.sin_port);
+  }
+
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);

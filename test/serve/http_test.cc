@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <netinet/tcp.h>
+
 #include <atomic>
 #include <thread>
 
@@ -267,6 +269,56 @@ TEST(Http, EndsRequestsThatDoNotArrive) {
   EXPECT_EQ(reply.status, 408);
   EXPECT_THAT(reply.body, HasSubstr("body of the request took longer than 500 ms"));
   EXPECT_TRUE(idle.at_end());
+}
+
+TEST(Http, TakesZeroForNoLimit) {
+  HttpLimits limits;
+  limits.header_timeout = limits.body_timeout = limits.idle_timeout = limits.write_timeout =
+      std::chrono::milliseconds(0);
+  Rig rig(limits);
+  Client client(rig.http->port());
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(120)); };
+  pause();  // more than two ticks: each would end a connection whose time is over
+  client.send("POST /z HTTP/1.1\r\nHo");
+  pause();
+  client.send("st: a\r\nContent-Length: 4\r\n\r\nbo");
+  pause();
+  client.send("dy");
+  EXPECT_EQ(client.read_reply().body, "POST /z? body");
+  pause();
+  client.send(get_text("/again"));
+  EXPECT_EQ(client.read_reply().body, "GET /again? ");
+}
+
+// The server's end of a client's connection: both are in this process.
+int server_end(const Client& client) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in peer{};
+    socklen_t n_bytes = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &n_bytes) != 0) continue;
+    if (peer.sin_family == AF_INET && ntohs(peer.sin_port) == client.local_port()) return fd;
+  }
+  return -1;
+}
+
+TEST(Http, AsksSilentPeersWhetherTheyLive) {
+  Rig rig;
+  Client client(rig.http->port());
+  client.send(get_text("/"));
+  ASSERT_EQ(client.read_reply().status, 200);
+  const int fd = server_end(client);
+  ASSERT_GE(fd, 0);
+  const auto option = [&](int level, int name) {
+    int value = -1;
+    socklen_t n_bytes = sizeof value;
+    EXPECT_EQ(::getsockopt(fd, level, name, &value, &n_bytes), 0);
+    return value;
+  };
+  EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), 30);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL), 10);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPCNT), 3);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 60'000);
 }
 
 TEST(Http, NoticesAClientThatLeavesWhileItWaits) {

@@ -17,6 +17,7 @@
 
 #include "../base/temporary_folder.hpp"
 #include "base/file.hpp"
+#include "delta/step.hpp"
 #include "pool/prefix_file.hpp"
 #include "server_rig.hpp"
 
@@ -225,6 +226,15 @@ TEST_F(ServeTest, SaysWhatItRefuses) {
   const Json longest = completion(prompt(std::string(2'000'000, 'a'))).json()["error"];
   EXPECT_THAT(longest["message"].get<std::string>(), HasSubstr("2000000 bytes of text"));
   EXPECT_THAT(longest["message"].get<std::string>(), HasSubstr("context of 2048 tokens"));
+  EXPECT_THAT(rig().post("/tokenize", {{"content", std::string(2'000'000, 'a')}}).body,
+              HasSubstr("content holds 2000000 bytes of text"));
+
+  const Reply many = completion(with(prompt("x", 2000), {{"n", 100}, {"logprobs", 4}}));
+  EXPECT_EQ(error(many), "400 BadRequestError max_tokens");
+  EXPECT_EQ(many.json()["error"]["message"],
+            "the whole answer could hold 1000000 tokens and log-probabilities (prompts x n x "
+            "max_tokens x (1 + top_logprobs)), and at most 262144 are collected; ask for less, or "
+            "stream");
 }
 
 TEST_F(ServeTest, KnowsItsPathsMethodsAndTypes) {
@@ -287,13 +297,25 @@ TEST_F(ServeTest, ShowsStatusMetricsSlotsAndPage) {
         "# TYPE statepack:time_to_first_token_seconds histogram\n",
         "statepack:state_nonfinite_total{model_name=\"statepack-gdn\"} 0\n",
         "statepack:state_guard_total{model_name=\"statepack-gdn\"} 0\n",
-        "statepack:kernel_served_total{model_name=\"statepack-gdn\",impl=\"cpu\"}"}) {
+        "statepack:requests_processing{model_name=\"statepack-gdn\"} 0\n",
+        "statepack:requests_deferred{model_name=\"statepack-gdn\"} 0\n",
+        "# TYPE statepack:num_preemptions_total counter\n",
+        "statepack:num_preemptions_total{model_name=\"statepack-gdn\"} 0\n",
+        "# TYPE statepack:gen_throughput gauge\n", "# TYPE statepack:cache_hit_rate gauge\n"}) {
     EXPECT_THAT(metrics.body, HasSubstr(line));
   }
+  EXPECT_THAT(metrics.body, HasSubstr("statepack:kernel_served_total{model_name=\"statepack-gdn\","
+                                      "impl=\"" +
+                                      std::string(simd_target()) + "\"} "));
   const Json status = rig().get("/status").json();
   EXPECT_EQ(status["state"]["scheme"], "int8");
   EXPECT_EQ(status["state"]["slots"], 8);
   EXPECT_GT(status["tokens"]["reply"], 0);
+  const Json& cache = status["prefix_cache"];
+  EXPECT_EQ(cache["tree"].size(), std::min<std::size_t>(200, cache["nodes"].get<std::size_t>()));
+  ASSERT_GT(cache["tree"].size(), 0U);
+  EXPECT_EQ(cache["tree"][0]["level"], 0);
+  EXPECT_EQ(cache["tree"][0]["tokens"], cache["tree"][0]["own_tokens"]);
   const Json slots = rig().get("/slots").json();
   ASSERT_EQ(slots.size(), 8U);
   EXPECT_EQ(slots[0]["id"], 1);
@@ -308,39 +330,99 @@ TEST_F(ServeTest, ShowsStatusMetricsSlotsAndPage) {
 
 // ---------------------------------------------------------------- clients that leave
 
+// What was done for a client after the server had noticed that it left. The engine's thread is held
+// meanwhile, so that nothing depends on who is faster.
+struct Afterwards {
+  std::int64_t decode_steps = 0, prompt_tokens = 0, n_cancelled = 0;
+};
+
+template <class Leave>
+Afterwards after_leaving(ServerRig& rig, Leave leave) {
+  const auto disconnects = [&] {
+    const std::string text = rig.get("/metrics").body;
+    return text.substr(text.find("\nstatepack:http_disconnects_total"));
+  };
+  EngineStats noted;
+  EXPECT_TRUE(rig.server()
+                  .backend()
+                  .loop()
+                  .call([&] {
+                    const std::string before = disconnects();
+                    leave();
+                    for (int i = 0; i < 2000 && disconnects() == before; ++i) {
+                      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    }
+                    noted = rig.stats();
+                  })
+                  .ok());
+  EXPECT_TRUE(rig.wait_idle());
+  const EngineStats now = rig.stats();
+  return {now.decode_steps - noted.decode_steps, now.prompt_tokens - noted.prompt_tokens,
+          now.n_finished(FinishReason::kCancelled) - noted.n_finished(FinishReason::kCancelled)};
+}
+
 TEST_F(ServeTest, FreesTheSlotOfAClientThatLeavesAStream) {
   Client client(rig().port());
   client.send(post_text("/v1/completions", with(endless(), {{"stream", true}}).dump()));
   client.read_until("data: ");
-  const std::int64_t before = rig().stats().reply_tokens;
-  client.close();
-  ASSERT_TRUE(rig().wait_idle());
-  EXPECT_LT(rig().stats().reply_tokens - before, 300);  // of 2,000
-  EXPECT_GE(rig().stats().n_finished(FinishReason::kCancelled), 1);
+  const Afterwards after = after_leaving(rig(), [&] { client.close(); });
+  EXPECT_LE(after.decode_steps, 2);
+  EXPECT_EQ(after.n_cancelled, 1);
+}
+
+TEST_F(ServeTest, FreesTheSlotOfAClientThatEndsItsSendingHalf) {
+  Client client(rig().port());
+  client.send(post_text("/v1/completions", with(endless(), {{"stream", true}}).dump()));
+  client.read_until("data: ");
+  const Afterwards after = after_leaving(rig(), [&] { client.end_sending(); });
+  EXPECT_LE(after.decode_steps, 2);
+  EXPECT_EQ(after.n_cancelled, 1);
+  EXPECT_EQ(client.read_until("[DONE]"), "");  // the connection ends, the stream does not
 }
 
 TEST_F(ServeTest, FreesTheSlotOfAClientThatLeavesAWholeAnswer) {
   Client client(rig().port());
-  const std::int64_t cancelled = rig().stats().n_finished(FinishReason::kCancelled);
   client.send(post_text("/v1/completions", endless().dump()));
   ASSERT_TRUE(rig().wait_running(1));
-  client.close();
-  ASSERT_TRUE(rig().wait_idle());
-  EXPECT_EQ(rig().stats().n_finished(FinishReason::kCancelled), cancelled + 1);
+  const Afterwards after = after_leaving(rig(), [&] { client.close(); });
+  EXPECT_LE(after.decode_steps, 2);
+  EXPECT_EQ(after.n_cancelled, 1);
 }
 
 TEST_F(ServeTest, FreesTheSlotOfAClientThatLeavesWhileItsPromptIsRead) {
   std::string words;
   for (int i = 0; i < 1900; ++i) words += " word";
-  const std::int64_t cancelled = rig().stats().n_finished(FinishReason::kCancelled);
   const std::int64_t replies = rig().stats().reply_tokens;
   Client client(rig().port());
-  client.send(post_text("/v1/completions", with(endless(), {{"prompt", words}}).dump()));
-  ASSERT_TRUE(rig().wait_running(1));
-  client.close();
-  ASSERT_TRUE(rig().wait_idle());
-  EXPECT_EQ(rig().stats().n_finished(FinishReason::kCancelled), cancelled + 1);
-  EXPECT_LT(rig().stats().reply_tokens - replies, 100);
+  EngineLoop& loop = rig().server().backend().loop();
+  // Behind this task comes a step, which reads a part of the prompt, and then the next task.
+  ASSERT_TRUE(
+      loop.call([&] {
+            client.send(post_text("/v1/completions", with(endless(), {{"prompt", words}}).dump()));
+            while (rig().stats().n_waiting == 0) std::this_thread::yield();
+            ASSERT_TRUE(loop.post([&] { EXPECT_EQ(rig().stats().n_prompts, 1); }).ok());
+          })
+          .ok());
+  const Afterwards after = after_leaving(rig(), [&] { client.close(); });
+  EXPECT_LE(after.decode_steps, 2);
+  EXPECT_EQ(after.n_cancelled, 1);
+  EXPECT_LE(rig().stats().reply_tokens - replies, 2);
+}
+
+TEST_F(ServeTest, CountsSlotsAndAttentionCacheApart) {
+  Client client(rig().port());
+  client.send(post_text("/v1/completions", with(endless(), {{"stream", true}}).dump()));
+  client.read_until("data: ");
+  ASSERT_TRUE(rig().wait_running(1));  // figures are those of the last whole step
+  const std::string text = rig().get("/metrics").body;
+  const auto value = [&](const std::string& name) {
+    const std::size_t at = text.find("\nstatepack:" + name + "{");
+    return std::stod(text.substr(text.find("} ", at) + 2));
+  };
+  EXPECT_DOUBLE_EQ(value("state_usage_perc"), 1.0 / 8);
+  EXPECT_GT(value("kv_cache_usage_perc"), 0);
+  EXPECT_LT(value("kv_cache_usage_perc"), 1.0 / 8);
+  EXPECT_EQ(value("requests_processing"), 1);
 }
 
 TEST_F(ServeTest, FreesEverySlotOfManyClientsThatLeave) {
@@ -382,6 +464,46 @@ TEST(Serve, SaysThatItLoads) {
   EXPECT_EQ(rig.get("/version").status, 200);
   rig.load();
   EXPECT_EQ(rig.get("/health").body, R"({"status":"ok"})");
+}
+
+TEST(Serve, TakesZeroForNoLimitOfARequest) {
+  ServerOptions options = ServerRig::options();
+  options.request_timeout = std::chrono::milliseconds(0);
+  ServerRig rig(options);
+  const Reply reply = rig.get("/health_generate");
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(reply.body, R"({"status":"ok"})");
+}
+
+TEST(Serve, SaysWhatIsTooLargeOrTooSlow) {
+  ServerOptions options = ServerRig::options();
+  options.limits.max_body_bytes = 100;
+  options.limits.max_header_bytes = 1024;
+  options.limits.header_timeout = options.limits.body_timeout = std::chrono::milliseconds(300);
+  ServerRig rig(options);
+  Reply reply = rig.ask(post_text("/v1/completions", std::string(101, 'x')));
+  EXPECT_EQ(reply.status, 413);
+  EXPECT_EQ(reply.body,
+            R"({"error":{"message":"the body of the request is longer than 100 bytes; send less, )"
+            R"(or start the server with a larger --max-body-bytes","type":"BadRequestError",)"
+            R"("param":null,"code":413}})");
+  reply = rig.get("/health", "X: " + std::string(2000, 'a') + "\r\n");
+  EXPECT_EQ(reply.status, 431);
+  EXPECT_EQ(reply.body,
+            R"({"error":{"message":"the head of the request is longer than 1024 bytes","type":)"
+            R"("BadRequestError","param":null,"code":431}})");
+  reply = rig.ask("GET /health HTTP/1.1\r\nHo");
+  EXPECT_EQ(reply.status, 408);
+  EXPECT_EQ(reply.body,
+            R"({"error":{"message":"the head of the request took longer than 300 ms","type":)"
+            R"("BadRequestError","param":null,"code":408}})");
+  reply = rig.ask(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+      "Content-Length: 10\r\n\r\n{");
+  EXPECT_EQ(reply.status, 408);
+  EXPECT_EQ(reply.body,
+            R"({"error":{"message":"the body of the request took longer than 300 ms","type":)"
+            R"("BadRequestError","param":null,"code":408}})");
 }
 
 TEST(Serve, AsksForAKey) {
@@ -510,6 +632,14 @@ TEST(Serve, RefusesSizesThatDoNotFitBeforeItLoads) {
   options.backend.kv_bytes = 1 << 20;
   EXPECT_THAT(refusal(), HasSubstr("--kv-cache-bytes 1048576 is less than"));
   options = ServerRig::options();
+  options.backend.prefix_cache.max_state_bytes = 1000;
+  EXPECT_THAT(refusal(), HasSubstr("--prefix-cache-state-bytes 1000 keeps nothing: a state takes"));
+  options.backend.prefix_cache.max_state_bytes = 0;
+  options.backend.prefix_cache.max_bytes = 1000;
+  EXPECT_THAT(refusal(), HasSubstr("--prefix-cache-bytes 1000 keeps nothing: a state takes"));
+  options.backend.prefix_cache.mode = PrefixMode::kOff;
+  EXPECT_EQ(refusal(), "");
+  options = ServerRig::options();
   options.backend.pool_slots = 1 << 24;
   EXPECT_THAT(refusal(), HasSubstr("slots would"));
   options = ServerRig::options();
@@ -562,6 +692,7 @@ TEST(Serve, SavesAndRestoresWhatASlotHasRead) {
 // A chat of two turns, the first answered, and its state in a file of the save folder.
 struct SavedChat {
   Json next_turn;
+  std::int64_t n_saved = 0;
   std::string path;  // of its slot: "/slots/3?action="
 };
 SavedChat save_chat(ServerRig& rig, const std::string& filename) {
@@ -575,7 +706,9 @@ SavedChat save_chat(ServerRig& rig, const std::string& filename) {
   for (const Json& view : rig.get("/slots").json()) {
     if (view["n_last"] > 0) chat.path = "/slots/" + view["id"].dump() + "?action=";
   }
-  EXPECT_EQ(rig.post(chat.path + "save", {{"filename", filename}}).status, 200);
+  const Reply saved = rig.post(chat.path + "save", {{"filename", filename}});
+  EXPECT_EQ(saved.status, 200) << saved.body;
+  chat.n_saved = saved.json().value("n_saved", 0);
   return chat;
 }
 
@@ -599,13 +732,15 @@ TEST(Serve, RefusesADamagedSaveAndGoesOn) {
     return reply.json()["error"]["message"].get<std::string>();
   };
   EXPECT_THAT(refusal(""), HasSubstr("does not begin"));
-  EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("'" + (folder / "b") + "': "));
+  EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("'b': "));
   for (const std::size_t at : {std::size_t{20}, good.size() / 3, good.size() - 1}) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 16);
     EXPECT_THAT(refusal(bad), HasSubstr("checksum does not match"));
   }
-  // Nothing of them was taken, and the server serves.
+  // Nothing of them was taken, no folder of the server's was named, and the server serves.
+  EXPECT_EQ(rig.post("/slots/1?action=restore", {{"filename", "c"}}).json()["error"]["message"],
+            "'c' cannot be opened: No such file or directory");
   const Reply cold = rig.post("/v1/chat/completions", chat.next_turn);
   EXPECT_EQ(cached_tokens(cold), 0);
   folder.put("b", good);
@@ -692,8 +827,11 @@ TEST(Serve, AStateThatIsNotFiniteFailsItsRequestAndNoOther) {
   ServerOptions options = ServerRig::options();
   options.backend.prefix_cache.mode = PrefixMode::kOff;
   ServerRig rig(options);
-  const Json other = prompt("Once upon a time", 40);
-  const std::string expected = rig.post("/v1/completions", other).json()["choices"][0]["text"];
+  // With log-probabilities: a text may survive what its numbers do not.
+  const Json other = with(prompt("Once upon a time", 40), {{"logprobs", 3}});
+  const Json expected = rig.post("/v1/completions", other).json()["choices"];
+  ASSERT_EQ(expected[0]["logprobs"]["token_logprobs"].size(), 40U);
+  ASSERT_TRUE(rig.wait_idle());  // or its slot could be taken for the victim's
   auto victim = std::async(std::launch::async, [&] {
     return rig.post("/v1/completions", with(endless(), {{"prompt", "The list is"}}));
   });
@@ -723,13 +861,13 @@ TEST(Serve, AStateThatIsNotFiniteFailsItsRequestAndNoOther) {
   EXPECT_THAT(failed.json()["error"]["message"].get<std::string>(),
               testing::MatchesRegex("the state became non-finite at token [0-9]+ of the sequence; "
                                     "its slot was quarantined and no other request is affected"));
-  for (auto& reply : others) EXPECT_EQ(reply.get().json()["choices"][0]["text"], expected);
+  for (auto& reply : others) EXPECT_EQ(reply.get().json()["choices"], expected);
   EXPECT_THAT(rig.get("/metrics").body,
               HasSubstr("\nstatepack:state_nonfinite_total{model_name=\"statepack-gdn\"} 1\n"));
   ASSERT_TRUE(rig.wait_idle());
   // The slot serves again, zeroed.
   for (int i = 0; i < 8; ++i) {
-    EXPECT_EQ(rig.post("/v1/completions", other).json()["choices"][0]["text"], expected);
+    EXPECT_EQ(rig.post("/v1/completions", other).json()["choices"], expected);
   }
 }
 
@@ -742,6 +880,137 @@ TEST(Serve, ReadsOnlyWhatIsNewInTheNextTurn) {
   const Json second = rig.post("/v1/chat/completions", body).json();
   EXPECT_GE(second["usage"]["prompt_tokens_details"]["cached_tokens"],
             first["usage"]["prompt_tokens"]);
+}
+
+// The tokens in a file of saved slots.
+std::vector<std::int32_t> saved_tokens(ServerRig& rig, const std::string& path) {
+  const std::string file = read_text_file(path, std::size_t{1} << 28).value();
+  const StateSummary& s = rig.server().backend().summary();
+  return read_prefix_file(std::as_bytes(std::span(file)),
+                          {s.max_context, s.kv_bytes_per_token, std::int64_t{1} << 30})
+      .value()
+      .tokens;
+}
+
+TEST(Serve, CachesEveryTokenThatATurnHasRead) {
+  const TemporaryFolder folder;
+  ServerOptions options = ServerRig::options();
+  options.backend.max_context = 8192;
+  options.backend.prefix_cache.block_tokens = 64;
+  options.slot_save_folder = folder.path();
+  ServerRig rig(options);
+  for (const std::int64_t n : {1, 63, 64, 65, 127, 128, 129, 4097}) {
+    std::vector<std::int32_t> ids;
+    for (std::int64_t i = 0; i < n; ++i) {
+      ids.push_back(static_cast<std::int32_t>(10 + (7 * i + 31 * n) % 1000));
+    }
+    const Json first =
+        rig.post("/v1/completions", with(prompt(ids, 5), {{"ignore_eos", true}})).json();
+    ASSERT_EQ(first["usage"]["prompt_tokens"], n);
+    ASSERT_EQ(first["usage"]["completion_tokens"], 5);
+    ASSERT_EQ(first["choices"][0]["finish_reason"], "length");
+    ASSERT_EQ(cached_tokens(Reply{200, "", first.dump()}), 0) << n;
+    // What the state has read: the last token of such a reply is not among it.
+    ASSERT_TRUE(rig.wait_idle());
+    for (const Json& view : rig.get("/slots").json()) {
+      if (view["n_last"] != n + 4) continue;
+      EXPECT_EQ(rig.post("/slots/" + view["id"].dump() + "?action=save", {{"filename", "a"}})
+                    .json()["n_saved"],
+                n + 4);
+    }
+    std::vector<std::int32_t> next = saved_tokens(rig, folder / "a");
+    ASSERT_EQ(std::ssize(next), n + 4);
+    ASSERT_TRUE(std::equal(ids.begin(), ids.end(), next.begin()));
+    next.insert(next.end(), {20, 21, 22});
+    const Json second = rig.post("/v1/completions", prompt(next, 1)).json();
+    EXPECT_EQ(second["usage"]["prompt_tokens"], n + 7);
+    EXPECT_EQ(cached_tokens(Reply{200, "", second.dump()}), n + 5 - 1) << n;
+    EXPECT_EQ(second["timings"]["prompt_n"], 3);
+  }
+
+  // Disk and compression keep nobody waiting: a slot is written, and a file refused, while the
+  // engine's thread is held.
+  EngineLoop& loop = rig.server().backend().loop();
+  std::int64_t slot = 0;
+  for (const Json& view : rig.get("/slots").json()) {
+    if (view["n_last"] > 4000) slot = view["id"];
+  }
+  ASSERT_GT(slot, 0);
+  Client saver(rig.port());
+  std::promise<Reply> saved;
+  ASSERT_TRUE(loop.call([&] {
+                    saver.send(post_text("/slots/" + std::to_string(slot) + "?action=save",
+                                         R"({"filename": "b"})"));
+                    // Two answers later the server has seen it, and the engine's part is queued.
+                    EXPECT_EQ(rig.get("/health").status, 200);
+                    EXPECT_EQ(rig.get("/health").status, 200);
+                    ASSERT_TRUE(loop.post([&] { saved.set_value(saver.read_reply()); }).ok());
+                  })
+                  .ok());
+  EXPECT_EQ(saved.get_future().get().status, 200);
+  folder.put("c", "no slot at all");
+  ASSERT_TRUE(loop.call([&] {
+                    EXPECT_EQ(rig.post("/slots/1?action=restore", {{"filename", "c"}}).status, 400);
+                  })
+                  .ok());
+}
+
+TEST(Serve, ASlotThatNeverFitsIsABadRequest) {
+  const TemporaryFolder folder;
+  ServerOptions options = ServerRig::options();
+  options.slot_save_folder = folder.path();
+  const SavedChat chat = save_chat(*std::make_unique<ServerRig>(options), "a");
+  options.backend.max_context = 16;
+  ServerRig rig(options);
+  const Reply reply = rig.post("/slots/1?action=restore", {{"filename", "a"}});
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_EQ(reply.header("Retry-After"), "");
+  EXPECT_EQ(reply.json()["error"]["param"], "filename");
+  EXPECT_THAT(reply.json()["error"]["message"].get<std::string>(),
+              testing::MatchesRegex("'a': the prefix file holds [0-9]+ tokens, and at most 16 fit; "
+                                    "raise the context length"));
+}
+
+TEST(Serve, ARestartedServerAnswersAsOneThatNeverStopped) {
+  const TemporaryFolder slots, prefixes;
+  ServerOptions options = ServerRig::options();
+  options.slot_save_folder = slots.path();
+  options.backend.prefix_folder = prefixes / "cache";
+  SavedChat chat;
+  Reply expected;
+  {
+    ServerRig rig(options);
+    chat = save_chat(rig, "a");
+    // The cache on disk is of now: what comes after it is not in there.
+    ASSERT_TRUE(rig.server()
+                    .backend()
+                    .loop()
+                    .call([&] {
+                      EXPECT_TRUE(
+                          rig.server().backend().engine().save_prefixes(prefixes / "then").ok());
+                    })
+                    .ok());
+    expected = rig.post("/v1/chat/completions", chat.next_turn);
+  }
+  const auto check = [&](ServerRig& rig) {
+    const Reply reply = rig.post("/v1/chat/completions", chat.next_turn);
+    EXPECT_EQ(content(reply), content(expected));
+    const Json json = reply.json();
+    EXPECT_EQ(json["timings"]["prompt_n"],
+              json["usage"]["prompt_tokens"].get<std::int64_t>() - chat.n_saved);
+    EXPECT_EQ(json["timings"]["prompt_n"], expected.json()["timings"]["prompt_n"]);
+    EXPECT_EQ(json["usage"], expected.json()["usage"]);
+  };
+  options.backend.prefix_folder = prefixes / "then";
+  {
+    ServerRig rig(options);
+    check(rig);
+  }
+  options.backend.prefix_folder = "";
+  ServerRig rig(options);
+  ASSERT_EQ(rig.post("/slots/1?action=restore", {{"filename", "a"}}).json()["n_restored"],
+            chat.n_saved);
+  check(rig);
 }
 
 }  // namespace

@@ -61,6 +61,30 @@ function drawSlots(slots) {
   }));
 }
 
+function prefixText(node) {
+  const state = node.state_bytes === 0 ? "no state" :
+    `state of ${bytes(node.state_bytes)}, used ${duration(node.age_s)} ago`;
+  const pins = node.pins > 0 ? `, in use by ${node.pins}` : "";
+  return `${node.tokens} tokens (+${node.own_tokens}), ${state}${pins}`;
+}
+
+// Nodes come parents first: a list for each level that is open, the last item of each.
+function drawTree(cache) {
+  at("tree-section").hidden = cache.tree.length === 0;
+  show("tree-size", cache.nodes > cache.tree.length ?
+    `the first ${cache.tree.length} of ${cache.nodes}` : `${cache.nodes}`);
+  const lists = [element("ul")];
+  const items = [];
+  for (const node of cache.tree) {
+    lists.length = Math.min(lists.length, node.level + 1);
+    if (lists.length === node.level) {
+      lists.push(items[node.level - 1].appendChild(element("ul")));
+    }
+    items[node.level] = lists[node.level].appendChild(element("li", prefixText(node)));
+  }
+  at("tree").replaceChildren(lists[0]);
+}
+
 function facts(status) {
   const state = status.state, cache = status.prefix_cache, kv = status.kv;
   const limit = kv.limit_bytes ? bytes(kv.limit_bytes) : "no limit";
@@ -114,6 +138,7 @@ function draw(status) {
   chart("chart-requests", [{ name: "a", values: points.map((p) => p.running) },
     { name: "b", values: points.map((p) => p.waiting) }]);
   drawSlots(status.slots);
+  drawTree(status.prefix_cache);
   facts(status);
 }
 
