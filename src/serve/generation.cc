@@ -235,7 +235,6 @@ void Generation::fail(const ApiError& error) {
 }
 
 void Generation::finish() {
-  done_ = true;
   ServerMetrics& metrics = context_.metrics;
   metrics.e2e_latency_s.observe(seconds_between(start_, Clock::now()));
   for (const Answer& answer : answers_) {
@@ -250,18 +249,30 @@ void Generation::finish() {
       last["timings"] = timings();
       send(last);
     }
+    done_ = true;
     exchange_->write("data: [DONE]\n\n");
     exchange_->finish();
-  } else {
-    Json json = envelope(false);
-    for (std::size_t i = 0; i < answers_.size(); ++i) {
-      json["choices"].push_back(choice_json(answers_[i], i));
-    }
-    json["usage"] = usage();
-    json["timings"] = timings();
-    exchange_->respond({200, "application/json", dump(json), headers_});
+    return log(200, "");
   }
-  log(200, "");
+  // Elsewhere, for a large answer takes a second to write down. Nothing of it changes any more.
+  context_.writer.post([self = shared_from_this()] {
+    self->context_.http.post([self, body = self->whole_answer()]() mutable {
+      if (self->done_) return;  // the client left meanwhile
+      self->done_ = true;
+      self->exchange_->respond({200, "application/json", std::move(body), self->headers_});
+      self->log(200, "");
+    });
+  });
+}
+
+std::string Generation::whole_answer() const {
+  Json json = envelope(false);
+  for (std::size_t i = 0; i < answers_.size(); ++i) {
+    json["choices"].push_back(choice_json(answers_[i], i));
+  }
+  json["usage"] = usage();
+  json["timings"] = timings();
+  return dump(json);
 }
 
 void Generation::log(int status, std::string_view how) const {

@@ -11,6 +11,7 @@
 #include "serve/http.hpp"
 #include "serve/metrics.hpp"
 #include "serve/request.hpp"
+#include "serve/worker.hpp"
 
 namespace statepack::serve {
 
@@ -19,6 +20,7 @@ struct GenerationContext {
   Backend& backend;
   HttpServer& http;
   ServerMetrics& metrics;
+  Worker& writer;  ///< of whole answers
   std::string model_name;
   std::chrono::milliseconds request_timeout{0};  ///< from submission to the last token; 0: none
   std::chrono::milliseconds ping_interval{0};    ///< of a silent stream; 0: none
@@ -50,6 +52,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void on_piece(std::size_t index, Piece piece);
   void fail(const ApiError& error);
   void finish();
+  std::string whole_answer() const;
   void cancel_all();
   void log(int status, std::string_view how) const;
 

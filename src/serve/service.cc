@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kLoading =
     R"({"error":{"code":503,"message":"Loading model","type":"unavailable_error"}})";
 
-/// Of an answer in one piece, tokens and log-probabilities: each takes a few hundred bytes until
-/// the JSON is sent.
+/// Of an answer in one piece, tokens and log-probabilities: each takes about 550 bytes of a chat's
+/// answer until it is sent.
 constexpr std::int64_t kMaxAnswerValues = std::int64_t{1} << 18;
 
 /// Of the prefix cache's tree, in /status.
@@ -119,7 +119,8 @@ Service::Service(const ServerOptions& options, ApiKeys keys, Backend& backend, H
       backend_(backend),
       http_(http),
       model_names_(options.model_names),
-      context_{backend, http, metrics_, "", options.request_timeout, options.ping_interval} {
+      context_{
+          backend, http, metrics_, writer_, "", options.request_timeout, options.ping_interval} {
   if (model_names_.empty()) {
     std::filesystem::path path(options.backend.model);
     if (!path.has_filename()) path = path.parent_path();

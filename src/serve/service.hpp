@@ -103,7 +103,8 @@ class Service {
   std::int64_t rate_tokens_ = 0;  ///< of all replies, at rate_since_
   double reply_rate_ = 0;         ///< tokens a second before it
   int n_file_tasks_ = 0;
-  Worker worker_;  ///< parses and encodes; last, with files_: their tasks use the others
+  Worker worker_;  ///< parses and encodes; last, with the next two: their tasks use the others
+  Worker writer_;  ///< writes whole answers down
   Worker files_;   ///< packs, writes and reads slots
 };
 

@@ -1,4 +1,5 @@
-// A thread for what takes longer than the event loop may wait: parsing bodies, encoding prompts.
+// A thread for what takes longer than the event loop may wait: parsing bodies, encoding
+// prompts, writing large answers, files.
 #pragma once
 
 #include <condition_variable>
