@@ -3,7 +3,8 @@
 // A scalar gate commutes with any invertible matrix on the key axis, so the page keeps Z = M S, and
 // the step reads at M^-T q and M^-T k and writes at M k. Calibration chooses M such that errors in
 // different rows cost the same and do not add up (calibrate/readout.hpp); a row that no query reads
-// then costs nothing and gets 0 bits. Method and measurements: docs/klt.md.
+// then costs nothing and gets 0 bits. Gates of channels allow no such M; a plan may then have rows
+// rounded with feedback. Method and measurements: docs/klt.md.
 #pragma once
 
 #include <array>
@@ -56,6 +57,8 @@ inline constexpr float kGuardFactor = 2;
 ///           2^(b-1), 0, 2^b - 1), value v = (u - (2^b - 1) / 2) f_i Delta; (5) c_j = f16(sum_i
 ///           r_i^2 v_ij y_ij / sum_i r_i^2 v_ij^2), codes kept. Restored: (r_i f_i Delta c_j)
 ///           (v_ij / (f_i Delta)). A column scale may be 0 and means zeros.
+///           With feedback B: (5) gives c_j; then rows in ascending order, those without bits too:
+///           t_ij = Z_ij - sum_{l<i} b_il (Zhat_lj - Z_lj), codes of t_ij / (r_i f_i c_j Delta).
 /// Numerics  f32; quotients by r_i, c0_j and f_i Delta are products with rounded reciprocals, sums
 ///           over rows run in ascending order, those over columns as fit.hpp says. The same bytes
 ///           on every machine. The squared error of a column's kept rows is at most their energy:
