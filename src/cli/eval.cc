@@ -273,7 +273,7 @@ Status run_tasks(const Session& session, const Schemes& schemes, const Options& 
                  guard.over, guard.roundings,
                  100 * static_cast<double>(guard.over) / static_cast<double>(guard.roundings));
     }
-    if (!status.ok() && status.code() != Code::kInterrupted) return status;
+    if (!status.ok() && all.empty()) return status;  // nothing was asked for yet
     const double seconds = seconds_since(start);
     outlook.done(n_tokens, seconds);
     auto outcome = all.begin();
@@ -692,6 +692,29 @@ Status write_harness(const std::string& folder, const Json& document) {
   return {};
 }
 
+// Two outputs in one file would leave the last of them.
+Status check_outputs(const Options& options) {
+  const std::pair<const char*, const std::string*> outputs[] = {{"-o", &options.out},
+                                                                {"--replies", &options.replies},
+                                                                {"--markdown", &options.markdown},
+                                                                {"--html", &options.html}};
+  for (auto a = std::begin(outputs); a != std::end(outputs); ++a) {
+    for (auto b = std::begin(outputs); b != a; ++b) {
+      std::error_code none;
+      const bool same = !a->second->empty() && !b->second->empty() &&
+                        (std::filesystem::weakly_canonical(*a->second, none) ==
+                             std::filesystem::weakly_canonical(*b->second, none) ||
+                         std::filesystem::equivalent(*a->second, *b->second, none));
+      if (same) {
+        return {Code::kInvalidArgument,
+                fmt::format("{} and {} both name '{}'; give each a file of its own", b->first,
+                            a->first, *a->second)};
+      }
+    }
+  }
+  return {};
+}
+
 Result<int> evaluate(Options options) {
   if (!options.report.empty()) return report(options);
   if (!options.inputs.empty()) {
@@ -700,6 +723,7 @@ Result<int> evaluate(Options options) {
         fmt::format("'{}' is not an option; results files go with --report", options.inputs[0]));
   }
   if (options.model.model.empty()) return Status(Code::kInvalidArgument, "--model is required");
+  SP_RETURN_IF_ERROR(check_outputs(options));
   if (!options.compare.empty() && options.tasks.empty() && options.texts.empty()) {
     options.tasks = {"all"};
     options.texts = {

@@ -22,7 +22,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 constexpr std::int64_t kStateInterval = 64;  // tokens between two states that are looked at
 
 struct Options {
@@ -97,9 +96,8 @@ Result<std::vector<std::vector<HeadStatistics>>> heads_on_text(const Options& op
   ModelOptions model;
   model.model = options.path;
   SP_ASSIGN_OR_RETURN(const Session session, open_session(model));
-  SP_ASSIGN_OR_RETURN(const std::string content, read_text_file(options.text, kMaxTextBytes));
-  SP_RETURN_IF_ERROR(check_text(options.text, content));
-  std::vector<std::vector<std::int32_t>> segments = {session.tokenizer->encode(content, false)};
+  std::vector<std::vector<std::int32_t>> segments(1);
+  SP_ASSIGN_OR_RETURN(segments[0], encode_text(session, options.text));
   if (std::ssize(segments[0]) > options.n_tokens) {
     segments[0].resize(static_cast<std::size_t>(options.n_tokens));
   }
@@ -502,8 +500,10 @@ void add_inspect(CLI::App& app, Command* command) {
       "inspect", "What is in a model folder, a plan (.safetensors) or a snapshot");
   const auto o = std::make_shared<Options>();
   sub->add_option("path", o->path, "Model folder, plan or snapshot file")->required();
-  sub->add_option("--text", o->text,
-                  "Read this text with the model: half-life, read impact and outliers by head")
+  sub->add_option(
+         "--text", o->text,
+         "Read this text (or conversations, .jsonl) with the model: half-life, read impact and "
+         "outliers by head")
       ->type_name("FILE");
   sub->add_option("--tokens", o->n_tokens, "Tokens of the text to read, from its start")
       ->check(CLI::Range(kStateInterval, std::int64_t{1} << 24))

@@ -76,27 +76,29 @@ class Axis {
   void settle() {
     if (empty()) return;
     if (log_) {
-      const double margin = std::max(0.03 * std::log10(high_ / low_), 0.05);
-      low_ *= std::pow(10, -margin);
-      high_ *= std::pow(10, margin);
+      const double margin = std::max(0.03 * (std::log10(high_) - std::log10(low_)), 0.05);
+      low_ = std::max(low_ * std::pow(10, -margin), std::numeric_limits<double>::denorm_min());
+      high_ = std::min(high_ * std::pow(10, margin), std::numeric_limits<double>::max());
     } else {
+      // Numbers that differ by rounding alone are one: ticks between them could not be told apart.
+      const double largest = std::max(std::abs(low_), std::abs(high_));
       const double margin =
-          high_ > low_ ? 0.04 * (high_ - low_) : std::max(1e-9, 0.1 * std::abs(high_));
+          high_ - low_ > 1e-9 * largest ? 0.04 * (high_ - low_) : std::max(1e-9, 0.1 * largest);
       low_ -= margin;
       high_ += margin;
     }
   }
 
   double at(double v) const {
-    const double share =
-        log_ ? std::log(v / low_) / std::log(high_ / low_) : (v - low_) / (high_ - low_);
+    const double share = log_ ? (std::log(v) - std::log(low_)) / (std::log(high_) - std::log(low_))
+                              : (v - low_) / (high_ - low_);
     return begin_ + share * (end_ - begin_);
   }
 
   std::vector<double> ticks() const {
     std::vector<double> ticks;
     if (log_) {
-      const double decades = std::log10(high_ / low_);
+      const double decades = std::log10(high_) - std::log10(low_);
       const int stride = static_cast<int>(std::ceil(decades / 7));
       for (int e = static_cast<int>(std::floor(std::log10(low_))); e <= std::log10(high_); ++e) {
         if (stride > 1 && e % stride != 0) continue;
@@ -113,13 +115,15 @@ class Axis {
     for (const double m : {2.0, 5.0, 10.0}) {
       if (raw > step) step = m * magnitude;
     }
-    for (double v = std::ceil(low_ / step) * step; v <= high_; v += step) {
-      ticks.push_back(std::abs(v) < step / 2 ? 0 : v);
+    const double first = std::ceil(low_ / step);
+    for (int i = 0; i <= kMostTicks && (first + i) * step <= high_; ++i) {
+      ticks.push_back((first + i) * step);
     }
     return ticks;
   }
 
  private:
+  static constexpr int kMostTicks = 12;  // a step is a sixth of the range or more
   bool log_;
   double begin_, end_;
   double low_ = std::numeric_limits<double>::infinity();

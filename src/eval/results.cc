@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "base/file.hpp"
 #include "base/hash.hpp"
@@ -71,6 +72,38 @@ bool is_text(const Json& json, const char* key) {
   return found != json.end() && found->is_string();
 }
 
+bool all_objects(const Json& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Json& part) { return part.is_object(); });
+}
+bool all_numbers(const Json& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Json& part) { return part.is_number(); });
+}
+
+// Sums of a forced decode: lists of objects that hold numbers; drift may hold sums by head, too.
+bool is_forced(const Json& forced) {
+  if (!forced.is_object()) return false;
+  for (const auto& [key, value] : forced.items()) {
+    if (key != "buckets" && key != "drift" && !value.is_number()) return false;
+  }
+  for (const char* key : {"buckets", "drift"}) {
+    const auto list = forced.find(key);
+    if (list == forced.end() || !list->is_array() || !all_objects(*list)) return false;
+    for (const Json& part : *list) {
+      for (const auto& [name, value] : part.items()) {
+        if (name == "by_head" ? !value.is_array() : !value.is_number()) return false;
+      }
+      if (part.contains("by_head") != part.contains("n_by_head")) return false;
+    }
+  }
+  return true;
+}
+
+// What record_heads() writes.
+bool are_heads(const Json& heads) {
+  const Json* tokens = heads.is_object() ? find_value(heads, {"tokens"}) : nullptr;
+  return tokens != nullptr && tokens->is_number() && is_text(heads, "text");
+}
+
 // The parts that later code takes for granted.
 bool is_run(const Json& run) {
   if (!run.is_object() || !is_text(run, "scheme") || !is_text(run, "plan_fingerprint"))
@@ -79,13 +112,27 @@ bool is_run(const Json& run) {
     const auto part = run.find(key);
     if (part == run.end() || !part->is_object()) return false;
   }
+  for (const char* key : {"results", "configs", "n-samples", "higher_is_better"}) {
+    if (!all_objects(run[key])) return false;
+  }
+  if (!all_numbers(run["bits"])) return false;
+  for (const Json& config : run["configs"]) {
+    const auto context = config.find("context");
+    if (context != config.end() && !context->is_number()) return false;
+  }
   for (const Json& result : run["results"]) {
-    if (!result.is_object()) return false;
+    const auto buckets = result.find("buckets");
+    if (buckets == result.end()) continue;
+    if (!buckets->is_object() || !all_objects(*buckets)) return false;
+    if (!std::all_of(buckets->begin(), buckets->end(), all_numbers)) return false;
   }
   for (const char* key : {"samples", "forced", "stopped"}) {
     const auto part = run.find(key);
     if (part == run.end()) continue;
     if (!part->is_object()) return false;
+  }
+  if (const auto forced = run.find("forced"); forced != run.end()) {
+    if (!std::all_of(forced->begin(), forced->end(), is_forced)) return false;
   }
   const Json* samples = find_value(run, {"samples"});
   if (samples == nullptr) return true;
@@ -161,7 +208,8 @@ Result<Json> load_results(const std::string& path) {
   const Json* runs = document.is_object() ? find_value(document, {"runs"}) : nullptr;
   const bool right = runs != nullptr && document.value("format", Json()) == kFormat &&
                      is_text(document, "model_name") && is_text(document, "model_fingerprint") &&
-                     runs->is_object() && std::all_of(runs->begin(), runs->end(), is_run);
+                     runs->is_object() && std::all_of(runs->begin(), runs->end(), is_run) &&
+                     (!document.contains("heads") || are_heads(document["heads"]));
   if (!right) {
     return Status(Code::kCorrupt,
                   path + ": is not a results file of `statepack eval`; name another file for -o");
@@ -291,6 +339,21 @@ bool same_samples(const Json* had, const Json& config) {
          had->value("max_new_tokens", Json()) == config["max_new_tokens"];
 }
 
+/// Adds what `others` holds of samples that `entries` does not; failed replies are not kept.
+void add_others(Json& entries, const Json* others) {
+  if (others == nullptr || !others->is_array()) return;
+  std::set<std::string> ids;
+  for (const Json& entry : entries) ids.insert(text_or_empty(entry, "id"));
+  for (const Json& entry : *others) {
+    if (!entry.is_object() || is_true(entry, "failed")) continue;
+    if (ids.insert(text_or_empty(entry, "id")).second) entries.push_back(entry);
+  }
+}
+
+void keep_stopped(Json& run, const std::string& task, const Json& config, Json samples) {
+  run["stopped"][task] = Json{{"config", config}, {"samples", std::move(samples)}};
+}
+
 }  // namespace
 
 void record_stopped(Json& run, const Task& task, const Json& config,
@@ -300,9 +363,10 @@ void record_stopped(Json& run, const Task& task, const Json& config,
   for (const SampleOutcome& o : outcomes) {
     if (!o.hash.empty()) samples.push_back(sample_entry(o));
   }
-  const Json* before = find_value(run, {"stopped", task.name, "samples"});
-  if (samples.size() <= (before == nullptr ? 0 : before->size())) return;
-  run["stopped"][task.name] = Json{{"config", config}, {"samples", std::move(samples)}};
+  if (same_samples(find_value(run, {"stopped", task.name, "config"}), config)) {
+    add_others(samples, find_value(run, {"stopped", task.name, "samples"}));
+  }
+  if (!samples.empty()) keep_stopped(run, task.name, config, std::move(samples));
 }
 
 std::map<std::string, SampleOutcome> known_outcomes(const Json& run, const Task& task,
@@ -376,11 +440,22 @@ void record_task(Json& run, const Task& task, const Json& config,
            {"truncated,none", n_truncated},
            {"failed,none", n_failed},
            {"buckets", buckets}};
+  // Replies to samples outside of this piece stay known: a later run may ask for more.
+  Json all = samples;
+  if (same_samples(find_value(run, {"configs", task.name}), config)) {
+    add_others(all, find_value(run, {"samples", task.name}));
+  }
+  if (same_samples(find_value(run, {"stopped", task.name, "config"}), config)) {
+    add_others(all, find_value(run, {"stopped", task.name, "samples"}));
+  }
+  const bool any_others = all.size() > samples.size();
   run["configs"][task.name] = config;
   run["n-samples"][task.name] = Json{{"original", std::ssize(task.samples)}, {"effective", n}};
   run["higher_is_better"][task.name] = Json{{"exact_match", true}};
   run["samples"][task.name] = std::move(samples);
-  if (run.contains("stopped")) {
+  if (any_others) {
+    keep_stopped(run, task.name, config, std::move(all));
+  } else if (run.contains("stopped")) {
     run["stopped"].erase(task.name);
     if (run["stopped"].empty()) run.erase("stopped");
   }

@@ -124,6 +124,9 @@ Result<Plan> nominal_plan(const Scheme& scheme, const std::vector<LayerShape>& s
                         std::floor(static_cast<double>(i) * share);
       layer.bits.push_back(static_cast<std::uint8_t>(wide ? *above : *below));
     }
+    if (plan.kind == "damp-rows") {  // an eighth of a head's rows stays in half precision
+      for (std::size_t i = 0; i < n_rows; i += 8) layer.bits[i] = 16;
+    }
     layer.row_weight.assign(n_rows, 1.0F);
     layer.row_scale.assign(n_rows, 1.0F);
     layer.high.assign(static_cast<std::size_t>(shape.n_value_heads), 0);

@@ -265,6 +265,9 @@ void Loop::run() {
   accept();
   tick();
   io_.run();
+  // Nobody reads signals from here on: the next one ends the process, whatever else is waited for.
+  error_code ignored;
+  signals_.clear(ignored);
   for (const auto& connection : std::unordered_set(connections_)) connection->close();
 }
 

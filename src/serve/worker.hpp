@@ -39,10 +39,11 @@ class Worker {
     for (;;) {
       wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (stopping_) return;
-      const std::function<void()> task = std::move(tasks_.front());
+      std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
       task();
+      task = nullptr;  // what it holds may be large: freed without the lock
       lock.lock();
     }
   }

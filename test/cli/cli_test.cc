@@ -123,6 +123,9 @@ TEST_F(CliTest, WrongUseIsExitTwo) {
   expect_refused({"eval", "--tasks", "perm"}, "--model");
   expect_refused({"eval", "-m", kModel, "results.json"}, "--report");
   expect_refused({"eval", "--report", path("r.md")}, "results files");
+  expect_refused({"eval", "-m", kModel, "--tasks", "perm", "-o", path("r"), "--html",
+                  path("../") + fs::path(path("")).parent_path().filename().string() + "/r"},
+                 "-o and --html both name");
   expect_refused({"calibrate", "-m", kModel, "-o", path("p")}, "--text");
   expect_refused({"size"}, "--list");
   expect_refused({"bench", "-m", kModel, "--batch", "0"}, "--batch");
@@ -460,6 +463,19 @@ TEST_F(CliTest, InspectShowsHeadsValuesAndSpending) {
   EXPECT_GE(head["row_peak"].get<double>(), 1);
   EXPECT_GE(head["omega_p90_p10"].get<double>(), 1);
   expect_refused({"inspect", kModel, "--text", path("none")}, "none");
+  // Conversations are read as such: with the template's words, not as JSON.
+  std::string chat;
+  for (int i = 0; i < 20; ++i) {
+    chat += R"({"messages": [{"role": "user", "content": "Compute 1 + 2."},)"
+            R"( {"role": "assistant", "content": "3"}]})"
+            "\n";
+  }
+  write("chat.jsonl", chat);
+  write("chat.txt", chat);
+  EXPECT_NE(run_json({"inspect", kModel, "--text", path("chat.jsonl")})["heads_on_text"],
+            run_json({"inspect", kModel, "--text", path("chat.txt")})["heads_on_text"]);
+  write("broken.jsonl", "{");
+  expect_refused({"inspect", kModel, "--text", path("broken.jsonl")}, "broken.jsonl");
 
   const json plan = run_json({"inspect", kModel + "/plans/stepquant-4.safetensors"});
   std::int64_t n_rows = 0;

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "eval/figures.hpp"
 #include "eval/html.hpp"
@@ -154,6 +157,55 @@ TEST(HtmlReport, IsOnePageThatNeedsNothingElse) {
   EXPECT_THAT(html, HasSubstr("int4: rho 1.00"));
 }
 
+// Every part of a results file in turn is of another kind, or missing: the file is refused, or a
+// report of it can be made.
+TEST(HtmlReport, DamagedResultsAreRefusedOrReported) {
+  const Json good = document_with_everything();
+  const std::string path = testing::TempDir() + "damaged_" + std::to_string(::getpid()) + ".json";
+  int n_refused = 0, n_reported = 0;
+  const auto try_one = [&](const Json& bad) {
+    std::ofstream(path) << bad.dump();
+    const auto loaded = load_results(path);
+    if (!loaded.ok()) {
+      EXPECT_EQ(loaded.status().code(), Code::kCorrupt);
+      ++n_refused;
+      return;
+    }
+    const auto models = merge_by_model({*loaded});
+    if (!models.ok()) return;
+    EXPECT_FALSE(html_report(*models, "c").empty());
+    EXPECT_FALSE(markdown_report(*models, "c").empty());
+    ++n_reported;
+  };
+  const Json flat = good.flatten();
+  std::set<std::string> places;
+  for (const auto& [place, value] : flat.items()) {
+    for (std::size_t end = place.find('/', 1); end != std::string::npos;
+         end = place.find('/', end + 1)) {
+      places.insert(place.substr(0, end));
+    }
+    places.insert(place);
+  }
+  for (const std::string& place : places) {
+    const Json::json_pointer at(place);
+    for (const Json& other : {Json(7), Json("x"), Json(), Json{7}, Json::object(), Json(-1e300)}) {
+      SCOPED_TRACE(place + " = " + other.dump());
+      Json bad = good;
+      bad[at] = other;
+      ASSERT_NO_THROW(try_one(bad));
+    }
+    Json bad = good;
+    Json& parent = bad[at.parent_pointer()];
+    if (!parent.is_object()) continue;
+    parent.erase(at.back());
+    SCOPED_TRACE(place + " missing");
+    ASSERT_NO_THROW(try_one(bad));
+  }
+  EXPECT_GT(n_refused, 100);
+  EXPECT_GT(n_reported, 100);
+  std::filesystem::remove(path);
+}
+
 TEST(HtmlReport, LeavesOutFiguresWithoutNumbers) {
   Json d = document();
   d["runs"]["int4"].erase("forced");
@@ -183,6 +235,23 @@ TEST(Plot, LeavesOutWhatAnAxisCannotShow) {
   expect_balanced(one);
   EXPECT_THAT(one, Not(HasSubstr("nan")));
   EXPECT_THAT(one, Not(HasSubstr("inf\"")));
+}
+
+TEST(Plot, NumbersThatDifferByRoundingShareATick) {
+  Plot plot{.title = "t", .x_label = "x", .y_label = "y"};
+  // 100 (0.3 + 0.0) / 2 and 100 (0.2 + 0.1) / 2 are neighbours.
+  plot.series.push_back({"s", {4, 8}, {100 * (0.3 + 0.0) / 2, 100 * (0.2 + 0.1) / 2}, true, false});
+  ASSERT_NE(plot.series[0].y[0], plot.series[0].y[1]);
+  const std::string near = svg(plot);
+  expect_balanced(near);
+  EXPECT_LT(near.size(), 20000U);
+  for (const bool log : {false, true}) {
+    plot.log_y = log;
+    plot.series[0].y = {5e-324, 1.7e308};
+    const std::string far = svg(plot);
+    expect_balanced(far);
+    EXPECT_LT(far.size(), 20000U);
+  }
 }
 
 }  // namespace

@@ -133,6 +133,16 @@ TEST_F(ResultsTest, RepliesAreNotAskedForTwice) {
   EXPECT_NE(without, task_config(task, 3, {}));
   EXPECT_EQ(task_config(task, 4, {}, {"elsewhere"}), config);
   EXPECT_EQ(known_outcomes(run, task, without, {}).size(), 4U);
+
+  // A smaller piece forgets nothing of a larger one, complete or stopped.
+  record_task(run, task, task_config(task, 1, {}), {outcomes[2]}, 1);
+  EXPECT_EQ(run["samples"]["perm"].size(), 1U);
+  EXPECT_EQ(known_outcomes(run, task, config, {}).size(), 4U);
+  record_stopped(run, task, config, {outcomes[3]}, 1);
+  EXPECT_EQ(known_outcomes(run, task, config, {}).size(), 4U);
+  // Replies of another file of the same name make way, however many they are.
+  record_stopped(run, other, task_config(other, 4, {}), {outcomes[0]}, 1);
+  EXPECT_EQ(known_outcomes(run, other, task_config(other, 4, {}), {}).size(), 1U);
 }
 
 TEST_F(ResultsTest, ARunOfOtherOptionsStartsAgain) {
@@ -278,6 +288,9 @@ TEST_F(ResultsTest, RefusesOtherFiles) {
   spoilt([](Json& d) { d["runs"]["int8"]["samples"]["perm"][0].erase("hash"); });
   spoilt([](Json& d) { d["runs"]["int8"]["samples"]["perm"][0] = "x"; });
   spoilt([](Json& d) { d["runs"]["int8"].erase("bits"); });
+  spoilt([](Json& d) { d["runs"]["int8"]["results"]["perm"]["buckets"]["short"]["n"] = "x"; });
+  spoilt([](Json& d) { d["runs"]["int8"]["forced"]["t"] = {{"buckets", {7}}}; });
+  spoilt([](Json& d) { d["heads"] = 7; });
   spoilt([](Json& d) { d.erase("model_name"); });
   for (const std::string& text : texts) {
     std::ofstream(path_) << text;

@@ -52,7 +52,10 @@ def main():
     draw = random.Random(11)
     allowed = set()  # lengths in tokens of the sequence that was saved and of the one being saved
     n_killed_inside = 0
-    for _ in range(8):
+    n_killed = 0
+    # Where in a save a kill falls is chance: eight, and more until one fell inside.
+    while n_killed < 8 or (n_killed_inside == 0 and n_killed < 80):
+        n_killed += 1
         server, url = start(program, folder)
         try:
             if allowed:
@@ -95,7 +98,7 @@ def main():
     server.kill()
     server.wait()
     assert n_killed_inside > 0, "no kill fell into a save: the test shows nothing"
-    print(f"8 servers killed, {n_killed_inside} of them inside a write; every file was whole")
+    print(f"{n_killed} servers killed, {n_killed_inside} of them inside a write; every file was whole")
 
 
 main()
