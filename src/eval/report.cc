@@ -81,6 +81,17 @@ std::string mean_of(const Json* bucket, const char* key, std::string_view format
   return number(bucket, key, format, 1 / n);
 }
 
+// A sum that is not finite is null in the file.
+std::string excess_of(const Json* bucket) {
+  const Json* nll = bucket == nullptr ? nullptr : find_value(*bucket, {"nll"});
+  const Json* reference = bucket == nullptr ? nullptr : find_value(*bucket, {"reference_nll"});
+  if (nll == nullptr || !nll->is_number() || reference == nullptr || !reference->is_number()) {
+    return std::string(kDash);
+  }
+  return fmt::format("{:.4f}", (nll->get<double>() - reference->get<double>()) /
+                                   static_cast<double>(bucket->value("n", std::int64_t{1})));
+}
+
 std::string mark_name(std::int64_t mark) {
   return mark >= 1024 ? fmt::format("{}k", mark / 1024) : fmt::format("{}", mark);
 }
@@ -223,10 +234,7 @@ Table forced_table(const Json& document, const std::string& piece) {
     }
     for (const auto mark : marks) {
       const Json* b = bucket_before(run, mark, piece);
-      row.push_back(b == nullptr ? std::string(kDash)
-                                 : fmt::format("{:.4f}", (b->value("nll", 0.0) -
-                                                          b->value("reference_nll", 0.0)) /
-                                                             b->value("n", 1.0)));
+      row.push_back(excess_of(b));
     }
     for (const auto mark : drifts) {
       std::string cell(kDash);

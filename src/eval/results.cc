@@ -79,18 +79,27 @@ bool all_numbers(const Json& parts) {
   return std::all_of(parts.begin(), parts.end(), [](const Json& part) { return part.is_number(); });
 }
 
-// Sums of a forced decode: lists of objects that hold numbers; drift may hold sums by head, too.
+// Counts are integers; sums are numbers, or null where they were not finite when they were written.
+bool is_count_or_sum(const std::string& key, const Json& value) {
+  static const std::set<std::string> kCounts = {
+      "begin",     "end",      "n",         "n_agree",           "position",
+      "n_by_head", "n_failed", "n_windows", "guarded_roundings", "over_guard"};
+  if (kCounts.count(key) > 0) return value.is_number_integer();
+  return value.is_number() || value.is_null();
+}
+
+// Sums of a forced decode: two lists of objects beside numbers; drift may hold sums by head, too.
 bool is_forced(const Json& forced) {
   if (!forced.is_object()) return false;
   for (const auto& [key, value] : forced.items()) {
-    if (key != "buckets" && key != "drift" && !value.is_number()) return false;
+    if (key != "buckets" && key != "drift" && !is_count_or_sum(key, value)) return false;
   }
   for (const char* key : {"buckets", "drift"}) {
     const auto list = forced.find(key);
     if (list == forced.end() || !list->is_array() || !all_objects(*list)) return false;
     for (const Json& part : *list) {
       for (const auto& [name, value] : part.items()) {
-        if (name == "by_head" ? !value.is_array() : !value.is_number()) return false;
+        if (name == "by_head" ? !value.is_array() : !is_count_or_sum(name, value)) return false;
       }
       if (part.contains("by_head") != part.contains("n_by_head")) return false;
     }
@@ -101,7 +110,7 @@ bool is_forced(const Json& forced) {
 // What record_heads() writes.
 bool are_heads(const Json& heads) {
   const Json* tokens = heads.is_object() ? find_value(heads, {"tokens"}) : nullptr;
-  return tokens != nullptr && tokens->is_number() && is_text(heads, "text");
+  return tokens != nullptr && tokens->is_number_integer() && is_text(heads, "text");
 }
 
 // The parts that later code takes for granted.
@@ -118,7 +127,7 @@ bool is_run(const Json& run) {
   if (!all_numbers(run["bits"])) return false;
   for (const Json& config : run["configs"]) {
     const auto context = config.find("context");
-    if (context != config.end() && !context->is_number()) return false;
+    if (context != config.end() && !context->is_number_integer()) return false;
   }
   for (const Json& result : run["results"]) {
     const auto buckets = result.find("buckets");

@@ -201,6 +201,14 @@ TEST(HtmlReport, DamagedResultsAreRefusedOrReported) {
     SCOPED_TRACE(place + " missing");
     ASSERT_NO_THROW(try_one(bad));
   }
+  // A sum that was not finite is null in a file that is whole.
+  Json endless = good;
+  for (const char* key : {"nll", "kl", "excess_squares"}) {
+    endless["runs"]["int4"]["forced"]["wiki@1024"]["buckets"][0][key] = nullptr;
+  }
+  const int n_before = n_reported;
+  try_one(endless);
+  EXPECT_EQ(n_reported, n_before + 1);
   EXPECT_GT(n_refused, 100);
   EXPECT_GT(n_reported, 100);
   std::filesystem::remove(path);
