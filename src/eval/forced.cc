@@ -13,12 +13,17 @@ namespace {
 
 constexpr std::int64_t kFirstBucket = 64;
 constexpr std::int64_t kSegment = 512;  // of prefill, bounds the logits in memory
+// The tokens are known, so a stretch of each window goes through the layers at once: weights and
+// attention cache are read once a stretch. At most this many, and logits of at most so many bytes.
+constexpr std::int64_t kStretch = 64;
+constexpr std::int64_t kLogitBytes = std::int64_t{64} << 20;
 
 // One scheme of the lockstep.
 struct Lane {
   std::unique_ptr<StatePool> pool;
   std::vector<std::unique_ptr<KvCache>> caches;  ///< [windows]
-  std::vector<DecodeRow> rows;                   ///< [windows]
+  std::vector<std::int64_t> slots;               ///< [windows]
+  std::vector<DecodeRow> rows;                   ///< [windows][tokens of a stretch]
   std::vector<bool> failed;                      ///< [windows]
 };
 
@@ -32,7 +37,7 @@ Result<Lane> make_lane(const Model& model, const std::shared_ptr<const CompiledS
   for (std::int64_t w = 0; w < n_windows; ++w) {
     SP_ASSIGN_OR_RETURN(const std::int64_t slot, lane.pool->alloc());
     lane.caches.push_back(model.new_kv_cache());
-    lane.rows.push_back({slot, lane.caches.back().get(), 0, 0});
+    lane.slots.push_back(slot);
   }
   lane.failed.resize(static_cast<std::size_t>(n_windows));
   return lane;
@@ -86,8 +91,8 @@ Status add_drift(const Lane& reference, const Lane& lane, std::size_t w, ThreadP
     a.resize(n);
     b.resize(n);
     SP_RETURN_IF_ERROR(
-        restore_dense(reference.pool->layer(l), reference.rows[w].slot, a.data(), threads));
-    SP_RETURN_IF_ERROR(restore_dense(lane.pool->layer(l), lane.rows[w].slot, b.data(), threads));
+        restore_dense(reference.pool->layer(l), reference.slots[w], a.data(), threads));
+    SP_RETURN_IF_ERROR(restore_dense(lane.pool->layer(l), lane.slots[w], b.data(), threads));
     const double norm = norm_squared(a);
     if (norm > 0) drift->relative_error += std::sqrt(distance_squared(a, b) / norm);
     ++drift->n;
@@ -172,41 +177,62 @@ Status forced_decode(Model& model, ThreadPool& threads,
     SP_ASSIGN_OR_RETURN(Lane lane, make_lane(model, scheme, n_windows));
     lanes.push_back(std::move(lane));
   }
-  std::vector<DecodeGroup> groups;
-  groups.reserve(lanes.size());
-  for (Lane& lane : lanes) groups.push_back({lane.pool.get(), lane.rows});
+  std::vector<DecodeGroup> groups(lanes.size());
   std::vector<ForcedResult> sums(schemes.size(), empty_forced_result(options.context));
-  const std::size_t lane_floats = n_rows * static_cast<std::size_t>(stride);
-  std::vector<float> logits(schemes.size() * lane_floats);  // [lane][window][vocab]
+  // A power of two, so that stretches end where states are compared.
+  const auto all_rows = static_cast<std::int64_t>(schemes.size() * n_rows);
+  std::int64_t stretch = kStretch;
+  while (stretch > 1 && stretch * all_rows * stride * std::int64_t{4} > kLogitBytes) stretch /= 2;
+  std::vector<float> logits;  // [lane][window][token][vocab]
   std::vector<float> weights(n_rows * n_vocab);
   std::vector<float> exps(static_cast<std::size_t>(threads.n_threads()) * n_vocab);
   std::vector<ReferenceRow> reference(n_rows);
   std::vector<RowScore> scores(n_rows);
 
   std::size_t bucket = 0;
+  std::int64_t begin = 0;  // of the stretch
+  std::int64_t n_in_stretch = 0;
   for (std::int64_t t = 0; t + 1 < options.context; ++t) {
     if (interrupted()) return {Code::kInterrupted, "stopped on request during the forced decode"};
     while (t >= sums[0].buckets[bucket].end) ++bucket;
-    for (Lane& lane : lanes) {
-      for (std::size_t w = 0; w < n_rows; ++w) {
-        const std::int64_t window = first_window + static_cast<std::int64_t>(w);
-        lane.rows[w].token = tokens[static_cast<std::size_t>(window * options.context + t)];
-        lane.rows[w].position = t;
+    if (t == begin + n_in_stretch) {
+      begin = t;
+      n_in_stretch = std::min(stretch, options.context - 1 - t);
+      for (std::size_t s = 0; s < lanes.size(); ++s) {
+        Lane& lane = lanes[s];
+        lane.rows.clear();
+        for (std::size_t w = 0; w < n_rows; ++w) {
+          const std::int64_t window = first_window + static_cast<std::int64_t>(w);
+          for (std::int64_t i = t; i < t + n_in_stretch; ++i) {
+            const auto at = static_cast<std::size_t>(window * options.context + i);
+            lane.rows.push_back({lane.slots[w], lane.caches[w].get(), tokens[at], i});
+          }
+        }
+        groups[s] = {lane.pool.get(), lane.rows};
+      }
+      logits.resize(static_cast<std::size_t>(all_rows * n_in_stretch * stride));
+      // All lanes at once: the weights are read once, whatever the number of schemes.
+      SP_RETURN_IF_ERROR(model.decode_groups(groups, logits.data()));
+      for (Lane& lane : lanes) {
+        for (const std::int64_t slot : lane.slots) {
+          lane.pool->set_n_tokens(slot, begin + n_in_stretch);
+        }
       }
     }
-    // All lanes at once: the weights are read once a token, whatever the number of schemes.
-    SP_RETURN_IF_ERROR(model.decode_groups(groups, logits.data()));
-    const float* const reference_logits = logits.data();
+    // Logits of this token: the first window's of the first lane, and from window to window.
+    const float* const reference_logits = logits.data() + (t - begin) * stride;
+    const std::int64_t row_stride = n_in_stretch * stride;
     for (std::size_t s = 0; s < lanes.size(); ++s) {
       Lane& lane = lanes[s];
-      const float* const lane_logits = logits.data() + s * lane_floats;
+      const float* const lane_logits =
+          reference_logits + static_cast<std::int64_t>(s) * n_windows * row_stride;
       threads.parallel_for(n_windows, [&](std::int64_t i, int worker) {
         const auto w = static_cast<std::size_t>(i);
         const std::int64_t window = first_window + i;
         const auto target = static_cast<std::size_t>(
             tokens[static_cast<std::size_t>(window * options.context + t + 1)]);
-        const std::span<const float> x(reference_logits + i * stride, n_vocab);
-        const std::span<const float> y(lane_logits + i * stride, n_vocab);
+        const std::span<const float> x(reference_logits + i * row_stride, n_vocab);
+        const std::span<const float> y(lane_logits + i * row_stride, n_vocab);
         const std::span<float> p(weights.data() + w * n_vocab, n_vocab);
         RowScore& score = scores[w];
         score = {};
@@ -231,7 +257,6 @@ Status forced_decode(Model& model, ThreadPool& threads,
       });
       PositionBucket& b = sums[s].buckets[bucket];
       for (std::size_t w = 0; w < n_rows; ++w) {
-        lane.pool->set_n_tokens(lane.rows[w].slot, t + 1);
         if (!scores[w].valid) {
           lane.failed[w] = true;
           continue;
@@ -241,7 +266,8 @@ Status forced_decode(Model& model, ThreadPool& threads,
             tokens[static_cast<std::size_t>(window * options.context + t + 1)]);
         const double reference_nll =
             reference[w].log_sum -
-            static_cast<double>(reference_logits[w * static_cast<std::size_t>(stride) + target]);
+            static_cast<double>(
+                reference_logits[w * static_cast<std::size_t>(row_stride) + target]);
         const double excess = scores[w].nll - reference_nll;
         ++b.n;
         b.nll += scores[w].nll;

@@ -143,21 +143,34 @@ Status GatedAttention::decode(const Pass& pass, const Batch& batch, const BlockI
                               float* y) {
   const Scratch::Mark mark(pass.scratch);
   const int group = p_.n_heads / p_.n_kv_heads;
-  const Rows rows = project(pass, in, group);
+  // A token's heads of one key head share a tile; the tokens of a run share one a head.
+  const std::int64_t n_in_tile = std::min<std::int64_t>(batch.longest_run, kTileTokens);
+  const Rows rows = project(pass, in, std::max(group, static_cast<int>(n_in_tile)));
   const float scale = 1.0F / std::sqrt(static_cast<float>(dim_));
   pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
     const auto i = static_cast<std::size_t>(r);
     place(pass, rows, r, *batch.kv[i], batch.positions[i]);
   });
-  pass.threads.parallel_for(pass.n_rows * p_.n_kv_heads, [&](std::int64_t task, int worker) {
-    const std::int64_t r = task / p_.n_kv_heads, kv_head = task % p_.n_kv_heads;
-    const std::int64_t head = kv_head * group;
-    AttentionTile tile(group, dim_, dim_, scale, rows.o + r * out_width_ + head * dim_, dim_,
-                       rows.tiles + worker * rows.tile_floats);
-    for (int j = 0; j < group; ++j) tile.set_query(j, query(rows, r, head + j));
-    const auto i = static_cast<std::size_t>(r);
-    const std::int64_t n_tokens = batch.positions[i] + 1;
-    attend(tile, *batch.kv[i], kv_head, n_tokens, 0, n_tokens);
+  const std::vector<RowRun> tiles = cut_runs(batch.runs, kTileTokens);
+  pass.threads.parallel_for(std::ssize(tiles) * p_.n_kv_heads, [&](std::int64_t task, int worker) {
+    const RowRun& of = tiles[static_cast<std::size_t>(task / p_.n_kv_heads)];
+    const std::int64_t r = of.first, kv_head = task % p_.n_kv_heads, head = kv_head * group;
+    const PagedKvCache& kv = *batch.kv[static_cast<std::size_t>(r)];
+    const std::int64_t n_visible = batch.positions[static_cast<std::size_t>(r)] + 1;
+    float* const scratch = rows.tiles + worker * rows.tile_floats;
+    float* const out = rows.o + r * out_width_ + head * dim_;
+    if (of.n == 1) {
+      AttentionTile tile(group, dim_, dim_, scale, out, dim_, scratch);
+      for (int j = 0; j < group; ++j) tile.set_query(j, query(rows, r, head + j));
+      attend(tile, kv, kv_head, n_visible, 0, n_visible);
+      return;
+    }
+    for (int j = 0; j < group; ++j) {
+      AttentionTile tile(static_cast<int>(of.n), dim_, dim_, scale, out + j * dim_, out_width_,
+                         scratch);
+      for (int t = 0; t < of.n; ++t) tile.set_query(t, query(rows, r + t, head + j));
+      attend(tile, kv, kv_head, n_visible, 1, n_visible + of.n - 1);
+    }
   });
   finish(pass, rows, y);
   return {};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/thread_pool.hpp"
 #include "model/kv_cache.hpp"
@@ -34,14 +35,25 @@ struct Segment {
   const float* residual = nullptr;  ///< [n_rows, hidden] what the mixers' results are added to
 };
 
-/// One token of each of several sequences, group by group.
+/// Rows of a batch that are consecutive tokens of one sequence.
+struct RowRun {
+  std::int64_t first = 0, n = 1;
+  int group = 0;
+};
+
+/// One token or more of each of several sequences, group by group.
 struct Batch {
   std::span<const DecodeGroup> groups;
+  std::span<const RowRun> runs;  ///< all rows, in order
+  std::int64_t longest_run = 1;
   std::span<const std::int64_t> slots;      ///< of the rows
   std::span<const std::int64_t> positions;  ///< of the rows
   std::span<PagedKvCache* const> kv;        ///< of the rows, with room for the token
-  std::span<float* const> conv;             ///< history of the rows' slots, all layers
+  std::span<float* const> conv;             ///< history of the runs' slots, all layers
 };
+
+/// The runs in pieces of at most `n` rows.
+std::vector<RowRun> cut_runs(std::span<const RowRun> runs, std::int64_t n);
 
 /// The normed input of a block, [n_rows, hidden]. Its rows are not there before `make` has written
 /// them, which the block's first linear layers call on it (LinearRunner::run).

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/half.hpp"
 #include "delta/prefill.hpp"
 #include "delta/step.hpp"
 #include "model/activations.hpp"
@@ -58,6 +59,8 @@ class DeltaBlock final : public Mixer {
   };
   Rows project(const Pass& pass, const BlockInput& in, std::int64_t n_history) const;
   void prepare(const Rows& rows, std::int64_t r) const;
+  template <class StepRows>
+  Status step_runs(const Pass& pass, const Batch& batch, const StepRows& step_rows) const;
   void finish(const Pass& pass, const Rows& rows, float* y) const;
   void show_readouts(const Pass& pass, const Segment& segment, const Rows& rows) const;
 
@@ -220,14 +223,46 @@ void DeltaBlock::prefill(const Pass& pass, const Segment& segment, const BlockIn
   finish(pass, rows, y);
 }
 
+// Token after token of every run. Runs are spread over the threads where there are enough of them;
+// otherwise each step spreads its heads.
+template <class StepRows>
+Status DeltaBlock::step_runs(const Pass& pass, const Batch& batch,
+                             const StepRows& step_rows) const {
+  std::vector<Status> ended(batch.runs.size());
+  const auto step_run = [&](std::int64_t i, int) {
+    const RowRun& run = batch.runs[static_cast<std::size_t>(i)];
+    Status& status = ended[static_cast<std::size_t>(i)];
+    for (std::int64_t t = 0; t < run.n && status.ok(); ++t) {
+      status = step_rows(run.group, run.first + t, 1);
+    }
+  };
+  if (std::ssize(batch.runs) >= pass.threads.n_threads()) {
+    pass.threads.parallel_for(std::ssize(batch.runs), step_run);
+  } else {
+    for (std::int64_t i = 0; i < std::ssize(batch.runs); ++i) step_run(i, 0);
+  }
+  for (Status& status : ended) SP_RETURN_IF_ERROR(std::move(status));
+  return {};
+}
+
 Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const BlockInput& in, float* y) {
   const Scratch::Mark mark(pass.scratch);
   const std::int64_t channels = p_.conv.channels();
   const Rows rows = project(pass, in, 0);
-  pass.threads.parallel_for(pass.n_rows, [&](std::int64_t r, int) {
-    float* history = batch.conv[static_cast<std::size_t>(r)] + layer_ * p_.conv.history_floats();
-    p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
-    prepare(rows, r);
+  pass.threads.parallel_for(std::ssize(batch.runs), [&](std::int64_t i, int) {
+    const RowRun& run = batch.runs[static_cast<std::size_t>(i)];
+    float* history = batch.conv[static_cast<std::size_t>(i)] + layer_ * p_.conv.history_floats();
+    // Between two tokens of a run the history is what a slot would keep of it.
+    const StatePool& pool = *batch.groups[static_cast<std::size_t>(run.group)].pool;
+    const bool rounds = pool.scheme().scheme().conv == ConvFormat::kBf16;
+    for (std::int64_t r = run.first; r < run.first + run.n; ++r) {
+      p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
+      prepare(rows, r);
+      if (rounds) {
+        float* const newest = history + p_.conv.history_floats() - channels;
+        for (std::int64_t c = 0; c < channels; ++c) newest[c] = bf16_to_f32(f32_to_bf16(newest[c]));
+      }
+    }
   });
   pass.clock.lap(Part::kConvolution);
 
@@ -237,19 +272,29 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const BlockInput
   token.g_stride = gate_width_;
   token.beta_stride = p_.shape.n_value_heads;
   token.out_stride = value_width_;
-  std::int64_t first = 0;
-  for (const DecodeGroup& group : batch.groups) {
-    token.n_rows = static_cast<int>(group.rows.size());
-    token.read_slots = batch.slots.data() + first;
-    token.positions = batch.positions.data() + first;
-    token.q = rows.c + first * channels;
-    token.k = token.q + key_width_;
-    token.v = token.k + key_width_;
-    token.g = rows.g + first * gate_width_;
-    token.beta = rows.beta + first * p_.shape.n_value_heads;
-    token.out = rows.o + first * value_width_;
-    SP_RETURN_IF_ERROR(step(group.pool->layer(layer_), token, pass.threads));
-    first += token.n_rows;
+  // Steps n rows of a group from row `first` of the batch, each of another slot.
+  const auto step_rows = [&](int group, std::int64_t first, std::int64_t n) {
+    StepInput t = token;
+    t.n_rows = static_cast<int>(n);
+    t.read_slots = batch.slots.data() + first;
+    t.positions = batch.positions.data() + first;
+    t.q = rows.c + first * channels;
+    t.k = t.q + key_width_;
+    t.v = t.k + key_width_;
+    t.g = rows.g + first * gate_width_;
+    t.beta = rows.beta + first * p_.shape.n_value_heads;
+    t.out = rows.o + first * value_width_;
+    return step(batch.groups[static_cast<std::size_t>(group)].pool->layer(layer_), t, pass.threads);
+  };
+  if (batch.longest_run == 1) {
+    std::int64_t first = 0;
+    for (std::size_t g = 0; g < batch.groups.size(); ++g) {
+      const std::int64_t n = std::ssize(batch.groups[g].rows);
+      SP_RETURN_IF_ERROR(step_rows(static_cast<int>(g), first, n));
+      first += n;
+    }
+  } else {
+    SP_RETURN_IF_ERROR(step_runs(pass, batch, step_rows));
   }
   pass.clock.lap(Part::kState);
   finish(pass, rows, y);

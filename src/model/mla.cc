@@ -157,23 +157,40 @@ Status Mla::decode(const Pass& pass, const Batch& batch, const BlockInput& in, f
                   q + (r * heads + h) * width_ + p_.rank);
     }
   });
-  const std::int64_t tile_floats = AttentionTile::scratch_floats(kTileHeads, width_);
+  const auto n_in_tile = static_cast<int>(std::min<std::int64_t>(batch.longest_run, kTileTokens));
+  const std::int64_t tile_floats =
+      AttentionTile::scratch_floats(std::max(kTileHeads, n_in_tile), width_);
   float* tile_scratch = pass.scratch.take(tile_floats * pass.threads.n_threads());
+  const std::vector<RowRun> tiles = cut_runs(batch.runs, kTileTokens);
   const std::int64_t n_groups = (heads + kTileHeads - 1) / kTileHeads;
-  pass.threads.parallel_for(n * n_groups, [&](std::int64_t task, int worker) {
-    const std::int64_t r = task / n_groups, first = task % n_groups * kTileHeads;
-    const auto i = static_cast<std::size_t>(r);
-    const int n_heads = static_cast<int>(std::min<std::int64_t>(kTileHeads, heads - first));
-    AttentionTile tile(n_heads, width_, p_.rank, scale_, latent + (r * heads + first) * p_.rank,
-                       p_.rank, tile_scratch + worker * tile_floats);
-    for (int h = 0; h < n_heads; ++h) tile.set_query(h, q + (r * heads + first + h) * width_);
-    const std::int64_t n_tokens = batch.positions[i] + 1;
+  const auto attend = [&](AttentionTile& tile, std::size_t row, int step, std::int64_t n_tokens) {
     for (std::int64_t at = 0; at < n_tokens; at += kBlock) {
-      const float* block = batch.kv[i]->block(layer_, at / kBlock);
+      const float* block = batch.kv[row]->block(layer_, at / kBlock);
       const int n_keys = static_cast<int>(std::min(kBlock, n_tokens - at));
-      tile.take({block, width_, block, width_, n_keys}, n_keys, 0);
+      tile.take({block, width_, block, width_, n_keys}, batch.positions[row] + 1 - at, step);
     }
     tile.finish();
+  };
+  pass.threads.parallel_for(std::ssize(tiles) * n_groups, [&](std::int64_t task, int worker) {
+    const RowRun& of = tiles[static_cast<std::size_t>(task / n_groups)];
+    const std::int64_t r = of.first, first = task % n_groups * kTileHeads;
+    const auto row = static_cast<std::size_t>(r);
+    const int n_heads = static_cast<int>(std::min<std::int64_t>(kTileHeads, heads - first));
+    float* const scratch = tile_scratch + worker * tile_floats;
+    float* const out = latent + (r * heads + first) * p_.rank;
+    const float* const of_head = q + (r * heads + first) * width_;
+    if (of.n == 1) {
+      AttentionTile tile(n_heads, width_, p_.rank, scale_, out, p_.rank, scratch);
+      for (int h = 0; h < n_heads; ++h) tile.set_query(h, of_head + h * width_);
+      attend(tile, row, 0, batch.positions[row] + 1);
+      return;
+    }
+    for (int h = 0; h < n_heads; ++h) {
+      AttentionTile tile(static_cast<int>(of.n), width_, p_.rank, scale_, out + h * p_.rank,
+                         heads * p_.rank, scratch);
+      for (int t = 0; t < of.n; ++t) tile.set_query(t, of_head + (t * heads + h) * width_);
+      attend(tile, row, 1, batch.positions[row] + of.n);
+    }
   });
   jobs.clear();
   for (std::int64_t h = 0; h < heads; ++h) {

@@ -296,32 +296,47 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   std::vector<std::int32_t> tokens;
   std::vector<PagedKvCache*> caches;
   std::vector<StatePool*> pools;  // of the rows
-  for (const DecodeGroup& group : groups) {
+  std::vector<RowRun> runs;
+  std::int64_t longest_run = 1;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const DecodeGroup& group = groups[g];
     StatePool& pool = *group.pool;
     SP_RETURN_IF_ERROR(check_pool(pool));
     if (std::find(pools.begin(), pools.end(), &pool) != pools.end()) {
       return bad("two groups of a batch share a pool");
     }
+    std::vector<std::int64_t> run_slots;
     for (const DecodeRow& row : group.rows) {
       SP_RETURN_IF_ERROR(check_token(row.token));
       if (row.slot < StatePool::kFirstValidSlot || row.slot > pool.n_slots()) {
         return bad("slot " + std::to_string(row.slot) + " is not one of the pool's 1.." +
                    std::to_string(pool.n_slots()));
       }
-      SP_ASSIGN_OR_RETURN(PagedKvCache* const cache, check_cache(row.kv, row.position));
+      const bool follows = &row != group.rows.data() && row.slot == slots.back() &&
+                           row.kv == caches.back() && row.position == positions.back() + 1;
+      if (follows) {
+        longest_run = std::max(longest_run, ++runs.back().n);
+      } else {
+        runs.push_back({std::ssize(slots), 1, static_cast<int>(g)});
+        run_slots.push_back(row.slot);
+      }
+      SP_ASSIGN_OR_RETURN(PagedKvCache* const cache,
+                          follows ? caches.back() : check_cache(row.kv, row.position));
       slots.push_back(row.slot);
       positions.push_back(row.position);
       tokens.push_back(row.token);
       caches.push_back(cache);
       pools.push_back(&pool);
     }
-    std::vector<std::int64_t> sorted_slots(slots.end() - std::ssize(group.rows), slots.end());
-    std::sort(sorted_slots.begin(), sorted_slots.end());
-    if (std::adjacent_find(sorted_slots.begin(), sorted_slots.end()) != sorted_slots.end()) {
+    std::sort(run_slots.begin(), run_slots.end());
+    if (std::adjacent_find(run_slots.begin(), run_slots.end()) != run_slots.end()) {
       return bad("two rows of a batch share a slot or an attention cache");
     }
   }
-  std::vector<PagedKvCache*> sorted_caches = caches;
+  std::vector<PagedKvCache*> sorted_caches;
+  for (const RowRun& run : runs) {
+    sorted_caches.push_back(caches[static_cast<std::size_t>(run.first)]);
+  }
   std::sort(sorted_caches.begin(), sorted_caches.end());
   if (std::adjacent_find(sorted_caches.begin(), sorted_caches.end()) != sorted_caches.end()) {
     return bad("two rows of a batch share a slot or an attention cache");
@@ -333,14 +348,15 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   const Scratch::Mark mark(scratch_);
   const auto n_rows = static_cast<std::int64_t>(n);
   const std::int64_t H = config_.hidden;
-  // A quarantined slot is not written: its row works on a history that nobody reads again. Where
-  // slots keep bf16, rows work on widened copies.
-  std::vector<float*> conv;
-  std::vector<std::size_t> copied;  // rows
-  for (std::size_t i = 0; i < n; ++i) {
-    const bool quarantined = pools[i]->quarantined(slots[i]);
-    if (!quarantined && pools[i]->scheme().scheme().conv == ConvFormat::kF32) {
-      conv.push_back(pools[i]->conv(slots[i]));
+  // A quarantined slot is not written: its run works on a history that nobody reads again. Where
+  // slots keep bf16, runs work on widened copies.
+  std::vector<float*> conv;         // of the runs
+  std::vector<std::size_t> copied;  // runs
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto row = static_cast<std::size_t>(runs[i].first);
+    const bool quarantined = pools[row]->quarantined(slots[row]);
+    if (!quarantined && pools[row]->scheme().scheme().conv == ConvFormat::kF32) {
+      conv.push_back(pools[row]->conv(slots[row]));
       continue;
     }
     conv.push_back(scratch_.take(config_.conv_floats()));
@@ -352,14 +368,15 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   }
   const auto for_each_copy = [&](auto move) {
     threads_.parallel_for(std::ssize(copied), [&](std::int64_t i, int) {
-      const std::size_t row = copied[static_cast<std::size_t>(i)];
-      move(*pools[row], slots[row], conv[row]);
+      const std::size_t run = copied[static_cast<std::size_t>(i)];
+      const auto row = static_cast<std::size_t>(runs[run].first);
+      move(*pools[row], slots[row], conv[run]);
     });
   };
   for_each_copy(
       [](const StatePool& pool, std::int64_t slot, float* copy) { pool.load_conv(slot, copy); });
   const Pass p = pass(GemmPath::kInvariant, n_rows);
-  const Batch batch{groups, slots, positions, caches, conv};
+  const Batch batch{groups, runs, longest_run, slots, positions, caches, conv};
   float* h = scratch_.take(n_rows * H);
   float* y = scratch_.take(n_rows * H);
   for (std::size_t i = 0; i < n; ++i) {

@@ -56,13 +56,14 @@ struct DecodeRow {
   std::int64_t position = 0;
 };
 
-/// One caller at a time: a forward pass uses the model's own scratch memory and all of its threads.
-/// Rows whose states lie in one pool.
+/// Rows whose states lie in one pool. Rows of one slot stand together, at positions that follow one
+/// another: a run of tokens that are known already (forced decoding, drafts to be verified).
 struct DecodeGroup {
   StatePool* pool = nullptr;
   std::span<const DecodeRow> rows;
 };
 
+/// One caller at a time: a forward pass uses the model's own scratch memory and all of its threads.
 class Model {
  public:
   /// Maps and checks a checkpoint folder: every tensor that the model uses is there, of the right
@@ -93,10 +94,12 @@ class Model {
                          ChunkObserver* observer = nullptr) = 0;
 
   /// One token for every row through the packed states of `pool`; logits [B, vocab]. Every row's
-  /// result is bit-equal to the row alone, whatever B and the threads. Convolution history is read
-  /// and written in the pool; the caller advances pool.set_n_tokens. A quarantined row gets NaN
-  /// logits and its slot is not written; its cache grows like the others'.
-  /// Errors: kInvalidArgument (token, slot, position, a slot or cache in two rows), kMismatch (a
+  /// result is bit-equal to the row alone, whatever B and the threads; a run of rows of one slot
+  /// gives the bits of as many calls, but reads weights and attention cache once. Convolution
+  /// history is read and written in the pool; the caller advances pool.set_n_tokens. A quarantined
+  /// row gets NaN logits, with its whole run, and its slot is not written; its cache grows like the
+  /// others'.
+  /// Errors: kInvalidArgument (token, slot, position, a slot or cache in two runs), kMismatch (a
   /// pool of another model), kExhausted (no memory for the caches); nothing is changed.
   virtual Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) = 0;
   /// The same over several pools at once, so that states of several schemes share the passes over

@@ -310,6 +310,113 @@ TEST(Prefill, LogitsOnlyWhereAsked) {
   }
 }
 
+// Tokens of a sequence that are known already, several rows a call: the bits of a call for each,
+// and the same state behind them.
+TEST(Decode, ARunOfTokensEqualsAsManyCalls) {
+  const std::vector<std::vector<std::int64_t>> calls = {
+      {1, 1, 1}, {5, 2, 1}, {17, 70, 3}, {1, 4, 2}};
+  for (const char* name : {"next", "moe", "dense", "kimi"}) {
+    for (const char* scheme : {"fp32", "int4", "int8,period=3,conv=bf16"}) {
+      SCOPED_TRACE(std::string(name) + " " + scheme);
+      ThreadPool threads(2);
+      const auto model = testing::load(kTiny + name, threads);
+      const std::int64_t vocab = model->config().vocab;
+      // Three sequences in two pools, the first one short of the end of a cache block.
+      const auto read = [&](bool whole, int n_sequences) {
+        const std::unique_ptr<StatePool> pools[] = {testing::fp32_pool(*model, 3, scheme),
+                                                    testing::fp32_pool(*model, 3)};
+        std::vector<std::unique_ptr<KvCache>> caches;
+        std::vector<std::int64_t> slots, positions;
+        std::vector<std::vector<float>> logits(3);
+        const auto pool_of = [](std::size_t i) { return i / 2; };
+        for (std::size_t i = 0; i < 3; ++i) {
+          const std::int64_t n = i == 0 ? 250 : 3;
+          std::vector<std::int32_t> tokens;
+          for (std::int64_t t = 0; t < n; ++t) tokens.push_back(std::int32_t(t * t % 61));
+          DenseState state = model->new_dense_state();
+          caches.push_back(model->new_kv_cache());
+          EXPECT_TRUE(model->prefill(tokens, 0, state, *caches[i], 0, nullptr).ok());
+          slots.push_back(*pools[pool_of(i)]->alloc());
+          EXPECT_TRUE(hand_over(*pools[pool_of(i)], slots[i], state, n, threads).ok());
+          positions.push_back(n);
+        }
+        const auto token = [](std::size_t i, std::int64_t position) {
+          return static_cast<std::int32_t>((7 * position + 3 * std::int64_t(i)) % 60);
+        };
+        for (const auto& lengths : calls) {
+          std::vector<std::int64_t> left(lengths.begin(), lengths.begin() + n_sequences);
+          while (std::ranges::any_of(left, [](std::int64_t n) { return n > 0; })) {
+            std::vector<DecodeRow> rows[2];
+            std::vector<std::pair<std::size_t, std::int64_t>> taken;
+            for (std::size_t i = 0; i < left.size(); ++i) {
+              const std::int64_t n = whole ? left[i] : std::min<std::int64_t>(left[i], 1);
+              for (std::int64_t t = 0; t < n; ++t) {
+                const std::int64_t at = positions[i] + t;
+                rows[pool_of(i)].push_back({slots[i], caches[i].get(), token(i, at), at});
+              }
+              if (n > 0) taken.emplace_back(i, n);
+              left[i] -= n;
+            }
+            const DecodeGroup groups[] = {{pools[0].get(), rows[0]}, {pools[1].get(), rows[1]}};
+            std::vector<float> out((rows[0].size() + rows[1].size()) * std::size_t(vocab));
+            EXPECT_TRUE(model->decode_groups(groups, out.data()).ok());
+            const float* from = out.data();
+            for (const auto& [i, n] : taken) {
+              logits[i].insert(logits[i].end(), from, from + n * vocab);
+              from += n * vocab;
+              positions[i] += n;
+              EXPECT_EQ(caches[i]->n_tokens(), positions[i]);
+              pools[pool_of(i)]->set_n_tokens(slots[i], positions[i]);
+            }
+          }
+        }
+        for (std::size_t i = 0; i < std::size_t(n_sequences); ++i) {  // what was left behind
+          DenseState state = model->new_dense_state();
+          EXPECT_TRUE(restore_dense(*pools[pool_of(i)], slots[i], state, threads).ok());
+          logits[i].insert(logits[i].end(), state.S.begin(), state.S.end());
+          logits[i].insert(logits[i].end(), state.conv.begin(), state.conv.end());
+        }
+        return logits;
+      };
+      for (int n_sequences : {3, 1}) {  // runs over threads, heads over threads
+        const auto whole = read(true, n_sequences), single = read(false, n_sequences);
+        for (std::size_t i = 0; i < std::size_t(n_sequences); ++i) {
+          EXPECT_GT(single[i].size(), std::size_t(24 * vocab));
+          EXPECT_TRUE(same_bits(whole[i], single[i])) << i;
+        }
+      }
+    }
+  }
+}
+
+// A run in which a value turns non-finite is lost as a whole, its neighbours are not.
+TEST(Decode, ANonFiniteRunIsQuarantined) {
+  ThreadPool threads(2);
+  const auto model = testing::load(kTiny + "next", threads);
+  const auto run = [&](bool poison) {
+    const auto pool = testing::fp32_pool(*model, 2);
+    std::vector<std::unique_ptr<KvCache>> caches;
+    std::vector<DecodeRow> rows;
+    for (int i = 0; i < 2; ++i) {
+      caches.push_back(model->new_kv_cache());
+      const std::int64_t slot = *pool->alloc();
+      for (int t = 0; t < 4; ++t) rows.push_back({slot, caches.back().get(), 7 + i + t, t});
+    }
+    if (poison) pool->conv(rows[4].slot)[3] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> logits(8 * 64);
+    EXPECT_TRUE(model->decode(*pool, rows, logits.data()).ok());
+    EXPECT_EQ(pool->quarantined(rows[4].slot), poison);
+    EXPECT_FALSE(pool->quarantined(rows[0].slot));
+    return logits;
+  };
+  const auto clean = run(false), poisoned = run(true);
+  for (std::size_t i = 0; i < std::size_t(4 * 64); ++i) {
+    EXPECT_EQ(clean[i], poisoned[i]);
+    EXPECT_TRUE(std::isfinite(clean[i + 4 * 64]));
+    EXPECT_TRUE(std::isnan(poisoned[i + 4 * 64]));
+  }
+}
+
 // States of several schemes in one batch: what each gives alone.
 TEST(Decode, PoolsShareABatchWithoutTouchingOneAnother) {
   ThreadPool threads(2);
@@ -400,6 +507,10 @@ TEST(Model, RefusesWhatDoesNotBelongTogether) {
               HasSubstr("two rows of a batch share a slot or an attention cache"));
   EXPECT_THAT(decode({{a, kv.get(), 1, 0}, {b, kv.get(), 1, 0}}),
               HasSubstr("two rows of a batch share a slot or an attention cache"));
+  // A run has one cache and positions that follow one another.
+  EXPECT_THAT(decode({{a, kv.get(), 1, 0}, {a, kv.get(), 1, 2}}), HasSubstr("position 2 does not"));
+  EXPECT_THAT(decode({{a, kv.get(), 1, 0}, {b, kv_b.get(), 1, 0}, {a, kv.get(), 1, 1}}),
+              HasSubstr("position 1 does not follow"));
   EXPECT_EQ(decode({}), "");
   const auto strange = testing::fp32_pool(*other, 2);
   const DecodeRow row{*strange->alloc(), kv.get(), 1, 0};
