@@ -297,6 +297,48 @@ TEST(Klt, AColumnNeverLosesMoreThanItself) {
   }
 }
 
+// The short way to a row's factor is the long one's, whichever factor wins and whatever the row
+// holds.
+TEST(Klt, FactorsOfAHeadAreThoseOfItsRows) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  testing::for_each_simd_target([&] {
+    constexpr int V = 128;
+    std::vector<std::int64_t> won(klt::RowFit::kFactors);
+    for (const klt::Width& width : klt::kWidths) {
+      std::vector<float> y, c0(at(V), 0.5f);
+      c0[7] = 0;
+      c0[9] = 1e-30f;
+      for (const float scale :
+           {0.0f, 0.1f, 0.3f, 0.5f, 0.7f, 0.9f, 1.1f, 1.5f, 2.0f, 5.0f, 1e20f}) {
+        const std::vector<float> row =
+            test::normal_state(V, static_cast<std::uint32_t>(y.size()), scale);
+        y.insert(y.end(), row.begin(), row.end());
+        y[y.size() - V + 7] = y[y.size() - V + 9] = 0;
+      }
+      for (const float odd : {kInf, -kInf, kNan, 1e-40f}) {
+        const std::vector<float> row = test::normal_state(V, 3, 0.5f);
+        y.insert(y.end(), row.begin(), row.end());
+        y[y.size() - V + 5] = odd;
+      }
+      y.resize(y.size() + V,
+               0.5f * 1.5f * klt::reach({width.bits, width.step}));  // all at one edge
+      const int n = static_cast<int>(y.size()) / V;
+      const klt::Quantiser q{width.bits, width.step};
+      const std::vector<klt::RowFit> rows(at(n), klt::RowFit(q, 1, 1, 0));
+      const float c_squares = klt::squares(c0.data(), V);
+      std::vector<std::uint8_t> factors(at(n));
+      klt::choose_factors(y.data(), rows.data(), c0.data(), c_squares, n, V, factors.data());
+      for (int i = 0; i < n; ++i) {
+        ASSERT_EQ(factors[at(i)], klt::choose_factor(y.data() + i * V, c0.data(), V, q, c_squares))
+            << width.bits << " bits, row " << i;
+        ++won[factors[at(i)]];
+      }
+    }
+    for (const std::int64_t n : won) EXPECT_GT(n, 5);
+  });
+}
+
 // A head at a time gives the codes, sums and bytes of a row at a time, on every instruction set.
 TEST(Klt, FitsOfAHeadAreThoseOfItsRows) {
   testing::for_each_simd_target([] {

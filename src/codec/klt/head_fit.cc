@@ -66,42 +66,67 @@ void normalise_rows_kernel(const float* z, const std::int32_t* from, const klt::
   for_runs<kSumRuns>(V_, block);
 }
 
-void choose_factors_kernel(const float* y, const klt::RowFit* rows, const float* c0,
-                           float c_squares, int n, int V_, std::uint8_t* factors) {
+// What clipping at reach[f] costs a row, for kCount factors from `first` on: costs[f].
+template <int kCount>
+HWY_INLINE void clipping_costs(const float* y, const klt::RowFit& row, const float* c0, int V_,
+                               int first, float* costs) {
   const D d;
-  static_assert(kRun == klt::kSumParts);
-  constexpr int kFactors = static_cast<int>(klt::RowFit::kFactors);
-  for (int i = 0; i < n; ++i) {
-    const klt::RowFit& row = rows[i];
-    V reach[kFactors], cost[kFactors][kParts];
-    for (int f = 0; f < kFactors; ++f) {
-      reach[f] = hn::Set(d, row.reach[static_cast<std::size_t>(f)]);
-      for (int p = 0; p < kParts; ++p) cost[f][p] = hn::Zero(d);
-    }
-    const float* const from = y + std::int64_t{i} * V_;
-    for (int j = 0; j < V_; j += kRun) {
-      for (int p = 0; p < kParts; ++p) {
-        const V value = hn::Abs(hn::LoadU(d, from + j + p * kLanes));
-        const V c = hn::LoadU(d, c0 + j + p * kLanes);
-        for (int f = 0; f < kFactors; ++f) {
-          const V over = hn::Max(hn::Sub(value, hn::Mul(reach[f], c)), hn::Zero(d));
-          cost[f][p] = hn::Add(cost[f][p], hn::Mul(over, over));
-        }
+  V reach[kCount], cost[kCount][kParts];
+  for (int f = 0; f < kCount; ++f) {
+    reach[f] = hn::Set(d, row.reach[static_cast<std::size_t>(first + f)]);
+    for (int p = 0; p < kParts; ++p) cost[f][p] = hn::Zero(d);
+  }
+  for (int j = 0; j < V_; j += kRun) {
+    for (int p = 0; p < kParts; ++p) {
+      const V value = hn::Abs(hn::LoadU(d, y + j + p * kLanes));
+      const V c = hn::LoadU(d, c0 + j + p * kLanes);
+      for (int f = 0; f < kCount; ++f) {
+        const V over = hn::Max(hn::Sub(value, hn::Mul(reach[f], c)), hn::Zero(d));
+        cost[f][p] = hn::Add(cost[f][p], hn::Mul(over, over));
       }
     }
-    HWY_ALIGN float parts[kFactors][kRun];
-    for (int f = 0; f < kFactors; ++f) {
-      for (int p = 0; p < kParts; ++p) hn::Store(cost[f][p], d, parts[f] + p * kLanes);
-    }
+  }
+  HWY_ALIGN float parts[kRun];
+  for (int f = 0; f < kCount; ++f) {
+    for (int p = 0; p < kParts; ++p) hn::Store(cost[f][p], d, parts + p * kLanes);
+    costs[first + f] = klt::add_parts(parts);
+  }
+}
+
+// The factors in the middle first: mostly one of them wins, and their costs say so. Clipping costs
+// no less at a smaller factor and the step no less at a larger one, in rounded arithmetic, too, so
+// the two bounds below are bounds of what choose_factor() would compute.
+void choose_factors_kernel(const float* y, const klt::RowFit* rows, const float* c0,
+                           float c_squares, int n, int V_, std::uint8_t* factors) {
+  static_assert(kRun == klt::kSumParts);
+  static_assert(klt::RowFit::kFactors == 4);
+  for (int i = 0; i < n; ++i) {
+    const klt::RowFit& row = rows[i];
+    const float* const from = y + std::int64_t{i} * V_;
+    const auto step_cost = [&](int f) {
+      return row.granular[static_cast<std::size_t>(f)] * c_squares;
+    };
+    float clipping[4];
+    clipping_costs<2>(from, row, c0, V_, 1, clipping);
+    // Of equal errors the smaller factor's counts, and no error that is not below infinity.
     int best = 0;
     float least = std::numeric_limits<float>::infinity();
-    for (int f = 0; f < kFactors; ++f) {
-      const float error =
-          klt::add_parts(parts[f]) + row.granular[static_cast<std::size_t>(f)] * c_squares;
-      if (error < least) {
+    const auto consider = [&](int f, bool first_of_equals) {
+      const float error = clipping[f] + step_cost(f);
+      if (error < least || (first_of_equals && error == least)) {
         least = error;
         best = f;
       }
+    };
+    consider(1, false);
+    consider(2, false);
+    if (!(step_cost(3) >= least)) {
+      clipping_costs<1>(from, row, c0, V_, 3, clipping);
+      consider(3, false);
+    }
+    if (!(clipping[1] + step_cost(0) > least)) {
+      clipping_costs<1>(from, row, c0, V_, 0, clipping);
+      consider(0, true);
     }
     factors[i] = static_cast<std::uint8_t>(best);
   }
