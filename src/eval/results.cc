@@ -476,6 +476,16 @@ Json forced_config(const std::string& digest, const ForcedOptions& options) {
       {"output_type", "loglikelihood_rolling"}, {"digest", digest}, {"context", options.context}};
 }
 
+namespace {
+
+// A sum that was not finite when it was written. Nothing can be added to it.
+bool has_null(const Json& json) {
+  if (!json.is_structured()) return json.is_null();
+  return std::any_of(json.begin(), json.end(), has_null);
+}
+
+}  // namespace
+
 ForcedResult forced_so_far(const Json& run, const std::string& name, const Json& config) {
   ForcedResult empty = empty_forced_result(config["context"].get<std::int64_t>());
   const Json* had = find_value(run, {"configs", name});
@@ -489,7 +499,8 @@ ForcedResult forced_so_far(const Json& run, const std::string& name, const Json&
   const Json* buckets = find_value(*forced, {"buckets"});
   const Json* drift = find_value(*forced, {"drift"});
   if (buckets == nullptr || !buckets->is_array() || buckets->size() != result.buckets.size() ||
-      drift == nullptr || !drift->is_array() || drift->size() != result.drift.size()) {
+      drift == nullptr || !drift->is_array() || drift->size() != result.drift.size() ||
+      has_null(*buckets) || has_null(*drift)) {
     return empty;
   }
   for (std::size_t i = 0; i < result.buckets.size(); ++i) {

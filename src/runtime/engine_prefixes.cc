@@ -205,12 +205,14 @@ Result<SavedPrefix> Engine::save_prefixes(const std::string& folder) {
   SavedPrefix saved;
   std::unordered_set<std::string> written;
   std::unordered_set<const Snapshot*> known;  // shared beginnings: each snapshot in one file only
-  for (const PrefixCache::Hit& hit : prefixes_->longest()) {
-    PrefixRecord record = hit.record();
+  // The order of names is the order of use. What was used last goes to the disk first: should it
+  // fill up, that is there.
+  const std::vector<PrefixCache::Hit> hits = prefixes_->longest();
+  for (std::size_t i = hits.size(); i-- > 0;) {
+    PrefixRecord record = hits[i].record();
     std::erase_if(record.snapshots,
                   [&](const auto& snapshot) { return !known.insert(snapshot.get()).second; });
-    // The order of names is the order of use.
-    const std::string name = fmt::format("{:08}{}", written.size(), kSuffix);
+    const std::string name = fmt::format("{:08}{}", i, kSuffix);
     SP_ASSIGN_OR_RETURN(const std::int64_t n_bytes,
                         write_prefix_file((fs::path(folder) / name).string(), record));
     written.insert(name);

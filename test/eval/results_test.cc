@@ -199,6 +199,13 @@ TEST_F(ResultsTest, ForcedSumsGoOnWhereTheyWere) {
   EXPECT_EQ(
       forced_so_far(loaded["runs"]["int8"], "text@1024", forced_config("other", options)).n_windows,
       0);
+  // A sum that was not finite: nothing can be added to it, so the piece starts again.
+  for (const auto& [list, key] :
+       {std::pair("buckets", "kl"), std::pair("drift", "relative_error")}) {
+    Json damaged = loaded["runs"]["int8"];
+    damaged["forced"]["text@1024"][list][0][key] = nullptr;
+    EXPECT_EQ(forced_so_far(damaged, "text@1024", config).n_windows, 0) << list;
+  }
   const Json& result = loaded["runs"]["int8"]["results"]["text@1024"];
   EXPECT_NEAR(result["perplexity,none"].get<double>(), std::exp(2.0 / 3), 1e-12);
   EXPECT_NEAR(result["excess_nll,none"].get<double>(), 2.0 / 3 - 0.5, 1e-12);

@@ -399,7 +399,10 @@ TEST_F(ServeTest, FreesTheSlotOfAClientThatLeavesWhileItsPromptIsRead) {
   ASSERT_TRUE(
       loop.call([&] {
             client.send(post_text("/v1/completions", with(endless(), {{"prompt", words}}).dump()));
-            while (rig().stats().n_waiting == 0) std::this_thread::yield();
+            for (int i = 0; i < 20000 && rig().stats().n_waiting == 0; ++i) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+            ASSERT_EQ(rig().stats().n_waiting, 1);
             ASSERT_TRUE(loop.post([&] { EXPECT_EQ(rig().stats().n_prompts, 1); }).ok());
           })
           .ok());
