@@ -401,7 +401,7 @@ TEST_F(CliTest, EvalResumesReportsAndGates) {
 }
 
 TEST_F(CliTest, ComparesAListOfSchemes) {
-  write("list", "# two of them\nint4   # 4 bits\n\ndamp:4\nstepquant:6,bits=uniform\r\nint4\n");
+  write("list", "# two of them\nint4   # 4 bits\n\nklt:7\nstepquant:6,bits=uniform\r\nint4\n");
   const std::vector<std::string> arguments = {"eval",
                                               "-m",
                                               kModel,
@@ -426,9 +426,9 @@ TEST_F(CliTest, ComparesAListOfSchemes) {
                                               "--json"};
   const Outcome o = run(arguments);
   ASSERT_EQ(o.exit_code, 0) << o.err;
-  EXPECT_THAT(o.err, StartsWith("statepack: left out damp:4: "));
+  EXPECT_THAT(o.err, StartsWith("statepack: left out klt:7: "));
   const json d = json::parse(o.out);
-  ASSERT_EQ(d["runs"].size(), 3U);  // fp32 first; damp:4 has no plan
+  ASSERT_EQ(d["runs"].size(), 3U);  // fp32 first; klt:7 has no plan
   EXPECT_EQ(d["runs"].begin().key(), "fp32");
   EXPECT_TRUE(d["runs"].contains("int4") && d["runs"].contains("stepquant:6,bits=uniform"));
   EXPECT_EQ(d["runs"]["stepquant:6,bits=uniform"]["plan_bits"].size(), 6U);
