@@ -254,7 +254,8 @@ Status DeltaBlock::decode(const Pass& pass, const Batch& batch, const BlockInput
     float* history = batch.conv[static_cast<std::size_t>(i)] + layer_ * p_.conv.history_floats();
     // Between two tokens of a run the history is what a slot would keep of it.
     const StatePool& pool = *batch.groups[static_cast<std::size_t>(run.group)].pool;
-    const bool rounds = pool.scheme().scheme().conv == ConvFormat::kBf16;
+    const bool rounds =
+        run.n > 1 && p_.conv.n_history() > 0 && pool.scheme().scheme().conv == ConvFormat::kBf16;
     for (std::int64_t r = run.first; r < run.first + run.n; ++r) {
       p_.conv.step(history, rows.u + r * channels, rows.c + r * channels);
       prepare(rows, r);
