@@ -334,6 +334,7 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
     }
   }
   std::vector<PagedKvCache*> sorted_caches;
+  sorted_caches.reserve(runs.size());
   for (const RowRun& run : runs) {
     sorted_caches.push_back(caches[static_cast<std::size_t>(run.first)]);
   }
