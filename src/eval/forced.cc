@@ -14,7 +14,8 @@ namespace {
 constexpr std::int64_t kFirstBucket = 64;
 constexpr std::int64_t kSegment = 512;  // of prefill, bounds the logits in memory
 // The tokens are known, so a stretch of each window goes through the layers at once: weights and
-// attention cache are read once a stretch. At most this many, and logits of at most so many bytes.
+// attention cache are read once a stretch. At most this many tokens, and fewer, down to one, where
+// their logits would take more bytes than these.
 constexpr std::int64_t kStretch = 64;
 constexpr std::int64_t kLogitBytes = std::int64_t{64} << 20;
 

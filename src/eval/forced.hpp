@@ -39,7 +39,10 @@ struct StateDrift {
 
 struct ForcedResult {
   std::int64_t n_windows = 0;
-  std::int64_t n_failed = 0;  ///< windows that ended early because the state became non-finite
+  /// Windows that ended early because the state became non-finite, with the stretch of tokens in
+  /// which it did; how long stretches are depends on how many windows and schemes are read
+  /// together.
+  std::int64_t n_failed = 0;
   std::vector<PositionBucket> buckets;
   std::vector<StateDrift> drift;
   GuardCounts guard;  ///< of all windows, where the scheme's plan has a guard
@@ -58,11 +61,11 @@ struct ForcedOptions {
   std::int64_t n_vocab = 0;  ///< logits from here on are padding
 };
 
-/// Reads windows [first_window, first_window + n_windows) of `tokens` at the same time, through
-/// every scheme in turn, token by token; adds to `results`, one for each scheme. The first scheme
-/// is the reference. Memory: for each scheme and window a slot and an attention cache of `context`
-/// tokens. Errors: kInvalidArgument (windows past the text), kExhausted, kInterrupted (results
-/// untouched).
+/// Reads windows [first_window, first_window + n_windows) of `tokens` through all schemes at the
+/// same time, up to 64 tokens a pass, each state token by token; adds to `results`, one for each
+/// scheme. The first scheme is the reference. Memory: for each scheme and window a slot and an
+/// attention cache of `context` tokens, and logits of a pass (64 MiB, or one token of every row).
+/// Errors: kInvalidArgument (windows past the text), kExhausted, kInterrupted (results untouched).
 Status forced_decode(Model& model, ThreadPool& threads,
                      std::span<const std::shared_ptr<const CompiledScheme>> schemes,
                      std::span<const std::int32_t> tokens, const ForcedOptions& options,

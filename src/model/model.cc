@@ -330,7 +330,8 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
     }
     std::sort(run_slots.begin(), run_slots.end());
     if (std::adjacent_find(run_slots.begin(), run_slots.end()) != run_slots.end()) {
-      return bad("two rows of a batch share a slot or an attention cache");
+      return bad(
+          "two rows of a batch share a slot or an attention cache, and are no run of tokens");
     }
   }
   std::vector<PagedKvCache*> sorted_caches;
@@ -340,7 +341,7 @@ Status CpuModel::decode_groups(std::span<const DecodeGroup> groups, float* logit
   }
   std::sort(sorted_caches.begin(), sorted_caches.end());
   if (std::adjacent_find(sorted_caches.begin(), sorted_caches.end()) != sorted_caches.end()) {
-    return bad("two rows of a batch share a slot or an attention cache");
+    return bad("two rows of a batch share a slot or an attention cache, and are no run of tokens");
   }
   const std::size_t n = slots.size();
   for (std::size_t i = 0; i < n; ++i) SP_RETURN_IF_ERROR(caches[i]->reserve(positions[i] + 1));

@@ -57,7 +57,7 @@ struct DecodeRow {
 };
 
 /// Rows whose states lie in one pool. Rows of one slot stand together, at positions that follow one
-/// another: a run of tokens that are known already (forced decoding, drafts to be verified).
+/// another: a run of tokens that are known already, as in forced decoding.
 struct DecodeGroup {
   StatePool* pool = nullptr;
   std::span<const DecodeRow> rows;
@@ -95,7 +95,8 @@ class Model {
 
   /// One token for every row through the packed states of `pool`; logits [B, vocab]. Every row's
   /// result is bit-equal to the row alone, whatever B and the threads; a run of rows of one slot
-  /// gives the bits of as many calls, but reads weights and attention cache once. Convolution
+  /// gives the bits of as many calls while all values are finite, and reads weights and attention
+  /// cache once. Convolution
   /// history is read and written in the pool; the caller advances pool.set_n_tokens. A quarantined
   /// row gets NaN logits, with its whole run, and its slot is not written; its cache grows like the
   /// others'.

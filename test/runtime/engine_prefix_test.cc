@@ -568,16 +568,14 @@ TEST(EngineFiles, AWholeCacheGoesToAFolderAndBack) {
   }
   // What cannot be written is the least recent: a disk that is full after some files has the
   // latest.
-  const std::string least = path + "/00000000.spprefix";
-  std::filesystem::remove(least);
-  std::filesystem::create_directories(least + "/in the way");
-  EXPECT_EQ(second.engine->save_prefixes(path).status().code(), Code::kIo);
+  const std::string full = folder / "full";
+  std::filesystem::create_directories(full + "/00000000.spprefix/in the way");
+  EXPECT_EQ(second.engine->save_prefixes(full).status().code(), Code::kIo);
   CachedRig third(PrefixMode::kTurns);
-  ASSERT_TRUE(third.engine->load_prefixes(path, &skipped).ok());
+  ASSERT_TRUE(third.engine->load_prefixes(full, &skipped).ok());
   Request latest = requests.back();
   latest.prompt.push_back(9);
   EXPECT_EQ(answer(third, latest).n_cached, std::ssize(latest.prompt) - 1);
-  std::filesystem::remove_all(least);
   ASSERT_TRUE(second.engine->save_prefixes(path).ok());
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     EXPECT_THAT(entry.path().filename().string(), testing::Not(HasSubstr("tmp")));
