@@ -13,7 +13,8 @@ namespace statepack {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "statepack-test-XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / "statepack-test-").string();
+    name.append(6, 'X');  // which mkdtemp replaces
     path_ = ::mkdtemp(name.data());
   }
   ~TemporaryFolder() { std::filesystem::remove_all(path_); }

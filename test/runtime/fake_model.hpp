@@ -80,6 +80,7 @@ class FakeModel : public Model {
     return {};
   }
 
+  /// A row a slot, which is what the engine asks for: runs of tokens are refused.
   Status decode(StatePool& pool, std::span<const DecodeRow> rows, float* logits) override {
     if (fail_decode) return {Code::kIo, "the device is gone"};
     max_rows = std::max(max_rows, std::ssize(rows));
